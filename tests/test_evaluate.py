@@ -407,7 +407,7 @@ def test_without_the_policies_there_are_only_basic_weights(tmp_path: Path) -> No
         assert np.isnan(got[name].diagnostics.calibration).all()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'FIS', which needs .*LogProbOnly.*register_policy"):
         evaluate(loaded, data.target, estimators="FIS")
-    with pytest.raises(RuntimeError, match="log_prob of a stored policy"):
+    with pytest.raises(RuntimeError, match="log_prob of UnavailablePolicy"):
         evaluate(data.trajectories, loaded.policies[0], estimators="BIS")
 
 

@@ -299,7 +299,7 @@ def test_without_propensities_nothing_is_made_up(tmp_path: Path) -> None:
     assert np.isnan(data.log_probs).all()
     (policy,) = data.policies
     assert isinstance(policy, UnknownPolicy)
-    with pytest.raises(RuntimeError, match=r"log_prob of an unknown policy: these data do not"):
+    with pytest.raises(RuntimeError, match=r"log_prob of UnknownPolicy\(\): nothing recorded"):
         data.audit()
     data.save(tmp_path / "file")  # and it stays so
     again = Trajectories.load(tmp_path / "file")

@@ -11,15 +11,13 @@ rest (storage, equality, repr) from its fields.
 from __future__ import annotations
 
 import hashlib
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
-    NoReturn,
     Protocol,
     TypeAlias,
     TypeVar,
@@ -147,7 +145,7 @@ def is_ours(thing: object) -> bool:
     return type(thing).__module__.startswith("ope_gym.")
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class UnavailablePolicy(Snapshot):
     """A policy from a file whose class is not known here: it keeps the arrays and cannot act.
 
@@ -156,31 +154,30 @@ class UnavailablePolicy(Snapshot):
     """
 
     kind: str  # type: ignore[misc]  # one class stands for every unknown kind
-    _arrays: dict[str, NDArray[Any]]
+    stored: Mapping[str, NDArray[Any]]
 
-    def __init__(self, kind: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        object.__setattr__(self, "kind", kind)
-        object.__setattr__(self, "_arrays", freeze(dict(arrays)))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stored", freeze(dict(self.stored)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays as the file holds them."""
-        return dict(self._arrays)
+        return dict(self.stored)
 
     @cached_property
     def _content(self) -> tuple[Any, ...]:
         partial = self.kind == "torch" or self.kind.startswith(UNREGISTERED)
-        return (uuid.uuid4(),) if partial else super()._content
+        return (id(self),) if partial else super()._content
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kind, self.arrays())
 
     def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
         """Raise, and say how to get the policy back."""
-        self._refuse("log_prob")
+        raise RuntimeError(f"log_prob of {self!r}: {self.remedy}")
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> Tree:
         """Raise, and say how to get the policy back."""
-        self._refuse("sample")
+        raise RuntimeError(f"sample of {self!r}: {self.remedy}")
 
     @property
     def remedy(self) -> str:
@@ -199,18 +196,14 @@ class UnavailablePolicy(Snapshot):
                 "file was written, so its parameters are not in the file. Decorate the class with "
                 "ope_gym.policies.register_policy and record again"
             )
-        known = ", ".join(sorted(POLICY_KINDS))
         return (
-            f"no class of that kind is registered (known: {known}). Import the module that "
-            "defines it, or decorate the class with ope_gym.policies.register_policy, "
-            "before load(path)"
+            f"no class of that kind is registered (known: {', '.join(sorted(POLICY_KINDS))}). "
+            "Import the module that defines it, or decorate the class with "
+            "ope_gym.policies.register_policy, before load(path)"
         )
 
-    def _refuse(self, method: str) -> NoReturn:
-        raise RuntimeError(f"{method} of a stored policy of kind {self.kind!r}: {self.remedy}.")
-
     def __repr__(self) -> str:
-        names = ", ".join(f"{name}{value.shape}" for name, value in self._arrays.items())
+        names = ", ".join(f"{name}{value.shape}" for name, value in self.stored.items())
         return f"UnavailablePolicy({self.kind!r}: {names or 'no arrays'})"
 
 
@@ -245,31 +238,31 @@ class UnknownPolicy(UnavailablePolicy):
     recorded". Two of them are never equal, since nothing says that they are one policy.
 
     Args:
-        label: its name in a table, to be shown; empty if it has none.
+        label: Its name in a table, to be shown; empty if it has none.
     """
 
     kind = "unknown"  # type: ignore[misc]  # of the class, for the registry
 
     def __init__(self, label: str = "") -> None:
-        said = {"label": np.frombuffer(label.encode(), dtype=np.uint8)} if label else {}
-        super().__init__(self.kind, said)
+        super().__init__(self.kind, {"label": to_bytes(label)} if label else {})
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> UnknownPolicy:
         """Return an unknown policy with the label that is stored, if any is."""
-        return cls(bytes(np.asarray(arrays.get("label", ()), dtype=np.uint8)).decode())
+        return cls(from_bytes(arrays.get("label")))
 
     @property
     def label(self) -> str:
         """Its name in a table; empty if it has none."""
-        return bytes(self._arrays.get("label", b"")).decode()
+        return from_bytes(self.stored.get("label"))
 
     @property
     def remedy(self) -> str:
         """Why it cannot act, and what to do."""
         return (
             "nothing recorded how it acts; estimate it with ope_gym.fit_behaviour (ope-gym "
-            "fit-behaviour)"
+            "fit-behaviour), or use DM, which has no weights, or BIS and NBIS, which need only the "
+            "probabilities of the actions (trajectories.has_propensities)"
         )
 
     @cached_property
@@ -282,22 +275,21 @@ class UnknownPolicy(UnavailablePolicy):
     def __repr__(self) -> str:
         return f"UnknownPolicy({self.label!r})" if self.label else "UnknownPolicy()"
 
-    def _refuse(self, method: str) -> NoReturn:
-        raise RuntimeError(
-            f"{method} of an unknown policy: these data do not say who acted, so there are no "
-            "weights against a mixture of policies. Where the probabilities of the actions are "
-            "recorded (trajectories.has_propensities) use estimators with basic weights, such as "
-            "BIS and NBIS; where they are not, use DM, which has no weights, or estimate them "
-            "with ope_gym.fit_behaviour"
-        )
+
+def to_bytes(text: str) -> NDArray[np.uint8]:
+    """Return text as an array for a file."""
+    return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
+
+
+def from_bytes(array: ArrayLike | None) -> str:
+    """Return the text that `to_bytes` made an array of; empty without an array."""
+    return "" if array is None else bytes(np.asarray(array, np.uint8)).decode(errors="replace")
 
 
 def acts_unknown(policies: tuple[Policy, ...], policy_ids: ArrayLike) -> NDArray[np.bool_] | None:
     """Return the mask (S,) of steps where an unknown policy acted; None if there are none."""
-    if not any(issubclass(kind, UnknownPolicy) for kind in set(map(type, policies))):
-        return None
     unknown = np.array([isinstance(policy, UnknownPolicy) for policy in policies], dtype=bool)
-    return np.asarray(unknown[np.asarray(policy_ids)])
+    return np.asarray(unknown[np.asarray(policy_ids)]) if unknown.any() else None
 
 
 def acting_log_probs(
@@ -311,36 +303,26 @@ def acting_log_probs(
         observations: Batch of S rows.
         actions: Batch of S rows.
     """
-    found = np.empty(len(policy_ids))
-    for k, rows in _rows_by_policy(policy_ids):
-        answer = policies[k].log_prob(take(observations, rows), take(actions, rows))
-        expected = found[rows].shape
-        if np.shape(answer) != expected:
-            raise ValueError(
-                f"policy {k}: log_prob gave shape {np.shape(answer)} instead of {expected}, "
-                "one number for each step"
-            )
-        found[rows] = answer
-    return found
-
-
-def _rows_by_policy(
-    policy_ids: NDArray[np.int32],
-) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
-    """Yield each policy with rows in which it acts, at most `_ASK_ROWS` at a time."""
-    alone = len(policy_ids) > 0 and policy_ids.min() == policy_ids.max()
-    for k in policy_ids[:1] if alone else np.unique(policy_ids):
-        own = None if alone else np.flatnonzero(policy_ids == k)
-        for first in range(0, len(policy_ids) if own is None else len(own), _ASK_ROWS):
-            block = slice(first, first + _ASK_ROWS)
-            yield int(k), block if own is None else own[block]
+    log_probs = np.empty(len(policy_ids))
+    for k in np.unique(policy_ids):
+        acted = np.flatnonzero(policy_ids == k)
+        for start in range(0, len(acted), _ASK_ROWS):
+            rows = acted[start : start + _ASK_ROWS]
+            answer = policies[k].log_prob(take(observations, rows), take(actions, rows))
+            if np.shape(answer) != rows.shape:
+                raise ValueError(
+                    f"policy {k}: log_prob gave shape {np.shape(answer)} instead of {rows.shape}, "
+                    "one number for each step"
+                )
+            log_probs[rows] = answer
+    return log_probs
 
 
 def check_target(target: object, name: str = "target") -> Policy:
     """Return the target as a policy, or raise if it is none and none can be made of it."""
-    found = as_policy(target, name)
-    if hasattr(found, "log_prob") and hasattr(found, "sample"):
-        return found  # type: ignore[no-any-return]
+    policy = as_policy(target, name)
+    if hasattr(policy, "log_prob") and hasattr(policy, "sample"):
+        return policy  # type: ignore[no-any-return]
     if callable(target) and not isinstance(target, type):
         raise TypeError(
             f"{name} is the function {getattr(target, '__qualname__', target)!r}: actions alone do "
@@ -359,9 +341,9 @@ def policy_number(policies: Sequence[Policy], target: object, name: str = "targe
     """Return the number of the recorded policy that a target names, None if it names none.
 
     Args:
-        policies: the recorded ones.
-        target: a policy, the number of a recorded one, or "last".
-        name: of the argument, for messages.
+        policies: Recorded policies.
+        target: A policy, the number of a recorded one, or "last".
+        name: Name of the argument, for messages.
     """
     known = (
         f"a policy, the number of a recorded one (0 to {len(policies) - 1}), 'last' or a .zip file"
@@ -383,21 +365,21 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
     """Return the policy that a target stands for.
 
     Args:
-        policies: the recorded ones, `trajectories.policies`.
-        target: a policy, or what `as_policy` makes one of; the number of a recorded one, or "last"
+        policies: Recorded policies, `trajectories.policies`.
+        target: A policy, or what `as_policy` makes one of; the number of a recorded one, or "last"
             for the last of them.
-        name: of the argument, for messages.
+        name: Name of the argument, for messages.
     """
     number = policy_number(policies, target, name)
     if number is None:
         return check_target(target, name)
-    found = policies[number]
-    if isinstance(found, UnavailablePolicy):
+    policy = policies[number]
+    if isinstance(policy, UnavailablePolicy):
         raise ValueError(
             f"{name} is {target!r}, but policy {number} cannot be asked for probabilities "
-            f"({found!r}): {found.remedy}. Or give the policy itself"
+            f"({policy!r}): {policy.remedy}. Or give the policy itself"
         )
-    return found
+    return policy
 
 
 def asked(policy: Policy, observations: Tree, actions: Tree) -> Policy:
@@ -417,10 +399,8 @@ def log_prob_moments(policy: Policy, observations: Tree) -> tuple[FloatArray, Fl
 
     Uses the policy's own method, else its `probs`; None where it has neither.
     """
-    own = getattr(policy, "log_prob_moments", None)
-    if own is not None:
-        moments: tuple[FloatArray, FloatArray] | None = own(observations)
-        return moments
+    if hasattr(policy, "log_prob_moments"):
+        return policy.log_prob_moments(observations)  # type: ignore[no-any-return]
     return moments_of(policy.probs(observations)) if isinstance(policy, FinitePolicy) else None
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import FinitePolicy, Policy, register_policy
+from ope_gym.policies.base import FinitePolicy, Policy, from_bytes, register_policy, to_bytes
 from ope_gym.policies.closed_form import SoftmaxLinear
 from ope_gym.policies.encoding import Columns, flat_leaves
 from ope_gym.policies.families import Finite
@@ -120,7 +120,7 @@ class EstimatedPolicy(Finite):
         if self.scatter is not None:
             arrays["scatter"] = self.scatter
         if self.name:
-            arrays["name"] = np.frombuffer(self.name.encode(errors="replace"), dtype=np.uint8)
+            arrays["name"] = to_bytes(self.name)
         numbers = {"degree": self.degree, "logger": self.logger, "fold": self.fold}
         numbers["class"] = _CLASSES.index(type(self.policy))
         return arrays | {k: np.array(v) for k, v in numbers.items()} | {"taken": self.taken}
@@ -138,7 +138,7 @@ class EstimatedPolicy(Finite):
             int(arrays["logger"]),
             int(arrays["fold"]),
             np.asarray(arrays["scatter"]) if "scatter" in arrays else None,
-            bytes(np.asarray(arrays.get("name", ()), dtype=np.uint8)).decode(errors="replace"),
+            from_bytes(arrays.get("name")),
         )
 
     def __repr__(self) -> str:

@@ -215,7 +215,7 @@ class SoftmaxMlp(_NetworkPolicy, Finite):
 
     def log_table(self, observations: Tree) -> FloatArray:
         """Return the log-softmax of the outputs, shape (n, A)."""
-        return log_softmax(self.network(observations).astype(np.float64))
+        return log_softmax(self.network(observations).T.astype(np.float64, order="C")).T
 
 
 @register_policy

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
 
 MOST_ACTIONS = 2**16  # a row of probabilities then takes half a mebibyte
-_CACHED = 32_768  # float64 numbers: a few temporaries of them are a mebibyte
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 # Arguments ------------------------------------------------------------------------------------
@@ -172,13 +171,6 @@ def moments_of(probs: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean, np.einsum("na,na,na->n", probs, logs, logs)
 
 
-def cached_rows(n_rows: int, width: int) -> Iterator[slice]:
-    """Yield slices of rows of which `width` numbers each stay in the processor's cache."""
-    size = max(64, _CACHED // width)
-    for start in range(0, n_rows, size):
-        yield slice(start, min(start + size, n_rows))
-
-
 def log_sigmoid(x: FloatArray) -> FloatArray:
     """Return ln σ(x) = min(x, 0) - log1p(exp(-|x|)) elementwise, without overflow for any x."""
     tail = np.abs(x)
@@ -189,9 +181,13 @@ def log_sigmoid(x: FloatArray) -> FloatArray:
 
 
 def log_softmax(scores: FloatArray) -> FloatArray:
-    """Return the log of the softmax of each row of (n, A); `scores` is overwritten."""
-    scores -= scores.max(axis=1, keepdims=True)
-    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    """Return the log of the softmax of each column of (A, n); `scores` is overwritten.
+
+    Actions come first because numpy reduces over a first axis several times as fast as over a
+    short last one.
+    """
+    scores -= scores.max(axis=0)
+    scores -= np.log(np.exp(scores).sum(axis=0))
     return scores
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, TypeAlias, TypeGuard
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from ope_gym.policies.numerics import HALF_LOG_2PI, choices, moments_of, sample_
 
 __all__ = ["TorchPolicy"]
 
-Output: TypeAlias = torch.Tensor | Distribution
-Forward: TypeAlias = Callable[[Any, Any], Output]
+Forward: TypeAlias = Callable[[Any, Any], torch.Tensor | Distribution]
+Moments: TypeAlias = tuple[FloatArray, FloatArray]  # means and variances
 
 ROWS = 8_192  # rows a forward pass: the activations of a million rows would not fit in memory
 
@@ -74,8 +75,8 @@ class TorchPolicy:
         n = batches.length(observations)
         if given.shape[:1] != (n,):
             raise ValueError(f"actions have shape {given.shape}: {n} observations need ({n}, …)")
-        outputs = self._outputs(observations) if n else ()
-        blocks = [_log_prob(output, given[rows], rows) for rows, output in outputs]
+        answers = self._answers(observations) if n else ()
+        blocks = [answer.log_prob(given[rows], rows.start) for rows, answer in answers]
         return np.concatenate([np.empty(0), *blocks])
 
     @property
@@ -90,37 +91,20 @@ class TorchPolicy:
         return self._probs
 
     def _probs(self, observations: Tree) -> FloatArray:
-        blocks = [_log_softmax(output) for _, output in self._outputs(observations)]
-        known = [np.exp(block) for block in blocks if block is not None]
-        if len(known) < len(blocks):
-            raise TypeError(
-                f"probs of {self!r}: only a module that returns logits (n, A) or a Categorical "
-                "with one row per observation has a table of probabilities"
-            )
-        return np.concatenate(known)
+        tables = [answer.probs() for _, answer in self._answers(observations)]
+        return np.concatenate(tables)
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[Any]:
         """Draw one action a row, decided by `rng`; torch's own random state stays as it was."""
-        return np.concatenate([_sample(output, rng) for _, output in self._outputs(observations)])
+        return np.concatenate([answer.sample(rng) for _, answer in self._answers(observations)])
 
-    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray] | None:
+    def log_prob_moments(self, observations: Tree) -> Moments | None:
         """Return mean and variance of the log-probability of its own actions; None if unknown."""
-        blocks = [_moments(output) for _, output in self._outputs(observations)]
-        known = [block for block in blocks if block is not None]
-        if len(known) < len(blocks):
-            return None
-        means, variances = zip(*known, strict=True)
-        return np.concatenate(means), np.concatenate(variances)
+        return _joined([answer.log_prob_moments() for _, answer in self._answers(observations)])
 
-    def action_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray] | None:
+    def action_moments(self, observations: Tree) -> Moments | None:
         """Return mean and variance (n, m) of the actions if they are normal, else None."""
-        blocks = [_normal(output) for _, output in self._outputs(observations)]
-        known = [block for block in blocks if block is not None]
-        if len(known) < len(blocks):
-            return None
-        mean, scale = (np.concatenate(part) for part in zip(*known, strict=True))
-        rows = len(mean)
-        return mean.reshape(rows, -1), scale.reshape(rows, -1) ** 2
+        return _joined([answer.action_moments() for _, answer in self._answers(observations)])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state_dict (parameters and buffers); the code is not stored."""
@@ -149,7 +133,7 @@ class TorchPolicy:
             raise ValueError(f"module is not of the stored architecture: {error}") from error
         return cls(filled, forward=forward)
 
-    def _outputs(self, observations: Tree) -> Iterator[tuple[slice, Output]]:
+    def _answers(self, observations: Tree) -> Iterator[tuple[slice, _Answer]]:
         """Yield the module's answers, a block of rows at a time; one empty block for no rows."""
         n = batches.length(observations)
         for start in range(0, max(n, 1), ROWS):
@@ -163,9 +147,9 @@ class TorchPolicy:
                         output = self._forward(self._module, batch)
             except RuntimeError as error:
                 raise self._misfit(observations, error) from error
-            output = _checked(output, rows.stop - rows.start)
-            self._finite = isinstance(output, torch.Tensor) or _is_table(output)
-            yield rows, output
+            answer = _answer(output, rows.stop - rows.start)
+            self._finite = isinstance(answer, _Table)
+            yield rows, answer
 
     def _misfit(self, observations: Tree, error: RuntimeError) -> Exception:
         """Return an error that compares the observations with the module's first layer."""
@@ -189,19 +173,20 @@ class TorchPolicy:
         return f"TorchPolicy({type(self._module).__name__}, {count:,} parameters)"
 
 
-def _checked(output: object, n: int) -> Output:
-    if isinstance(output, Distribution):
-        shape: tuple[int, ...] = tuple(output.batch_shape)
-    elif isinstance(output, torch.Tensor):
-        if output.ndim != 2 or output.shape[1] == 0:
-            raise ValueError(f"the module returned logits of shape {tuple(output.shape)}: (n, A)")
+def _answer(output: object, n: int) -> _Answer:
+    """Return what a module said of n rows; raise if it is neither logits nor a distribution."""
+    if isinstance(output, torch.Tensor):
         shape = tuple(output.shape)
+        if output.ndim != 2 or output.shape[1] == 0:
+            raise ValueError(f"the module returned logits of shape {shape}: (n, A)")
         if _are_probabilities(output):
             raise ValueError(
                 "the module returned numbers of 0 or more that sum to 1 in each row: these are "
                 "probabilities, and logits are expected; give forward=lambda net, x: "
                 "torch.log(net(x)), or return a Categorical(probs=...)"
             )
+    elif isinstance(output, Distribution):
+        shape = tuple(output.batch_shape)
     else:
         raise TypeError(
             f"the module returned a {type(output).__name__}: it must return logits (n, A) or a "
@@ -211,7 +196,16 @@ def _checked(output: object, n: int) -> Output:
         raise ValueError(
             f"the module returned {shape} for {n} observations: the first axis must be the rows"
         )
-    return output
+    if isinstance(output, torch.Tensor):
+        return _Table(_to_numpy(torch.log_softmax(output.double(), dim=1)), "a tensor, the logits")
+    if isinstance(output, Categorical) and len(shape) == 1:
+        return _Table(_log_table(output), "a Categorical")
+    parts = output
+    while isinstance(parts, Independent):
+        parts = parts.base_dist
+    if type(parts) is Normal:
+        return _NormalParts(output, _to_numpy(parts.loc.double()), _to_numpy(parts.scale.double()))
+    return _Answer(output)
 
 
 def _are_probabilities(output: torch.Tensor) -> bool:
@@ -221,12 +215,8 @@ def _are_probabilities(output: torch.Tensor) -> bool:
     return bool(torch.allclose(output.sum(dim=1), torch.ones(len(output), dtype=output.dtype)))
 
 
-def _log_softmax(output: Output) -> FloatArray | None:
-    """Return normalised log-probabilities (n, A) in float64 if the actions are one finite set."""
-    if isinstance(output, torch.Tensor):
-        return _to_numpy(torch.log_softmax(output.double(), dim=1))
-    if not _is_table(output):
-        return None
+def _log_table(output: Categorical) -> FloatArray:
+    """Return normalised log-probabilities (n, A) in float64."""
     made_of = vars(output)
     if made_of.get("_param") is made_of.get("probs", ...):
         # Made from probabilities: torch's own logits of a probability 0 are about -16, not -inf.
@@ -235,83 +225,122 @@ def _log_softmax(output: Output) -> FloatArray | None:
     return _to_numpy(torch.log_softmax(torch.as_tensor(output.logits).double(), dim=1))
 
 
-def _is_table(output: Output) -> TypeGuard[Categorical]:
-    return isinstance(output, Categorical) and len(output.batch_shape) == 1
+class _Answer:
+    """What a module says of a block of rows: any distribution, with the methods of a policy."""
 
+    def __init__(self, output: Distribution) -> None:
+        self.output = output
 
-def _normal(output: Output) -> tuple[FloatArray, FloatArray] | None:
-    """Return location and scale (n, …) in float64 if the parts of the action are normal."""
-    while isinstance(output, Independent):
-        output = output.base_dist
-    if type(output) is not Normal:
-        return None
-    return _to_numpy(output.loc.double()), _to_numpy(output.scale.double())
-
-
-def _log_prob(output: Output, actions: NDArray[Any], rows: slice) -> FloatArray:
-    logs = _log_softmax(output)
-    if logs is not None:
-        if actions.ndim > 1 or actions.dtype.kind not in "iub":
-            known = "a tensor, the logits" if isinstance(output, torch.Tensor) else "a Categorical"
+    def log_prob(self, actions: NDArray[Any], start: int) -> FloatArray:
+        """Return the log-probability of each action; `start` is the number of the first row."""
+        given = torch.tensor(np.ascontiguousarray(self._shaped(actions)))
+        logs = _row_sums(_to_numpy(self.output.log_prob(given)))
+        if np.isnan(logs).any():
+            row = start + int(np.flatnonzero(np.isnan(logs))[0])
             raise ValueError(
-                f"the module returned {known} of {logs.shape[1]} actions, but the actions have "
+                f"log_prob of actions[{row}] is nan under {self.output}: an action on the edge of "
+                "a squashed distribution has no density; record the action before it is clipped"
+            )
+        return logs
+
+    def _shaped(self, actions: NDArray[Any]) -> NDArray[Any]:
+        shape = self.output.batch_shape + self.output.event_shape
+        if actions.size != shape.numel():
+            raise ValueError(
+                f"actions have shape {actions.shape}: {self.output} needs {tuple(shape)}"
+            )
+        return actions.reshape(shape)  # (n,) and (n, 1) would otherwise broadcast to (n, n)
+
+    def probs(self) -> FloatArray:
+        """Return the probability of every action, if they are finitely many."""
+        raise TypeError(
+            f"probs of {self.output}: only a module that returns logits (n, A) or a Categorical "
+            "with one row per observation has a table of probabilities"
+        )
+
+    def sample(self, rng: np.random.Generator) -> NDArray[Any]:
+        """Draw one action a row."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(rng.integers(2**63)))
+            return _to_numpy(self.output.sample())
+
+    def log_prob_moments(self) -> Moments | None:
+        """Return mean and variance of the log-probability of its own actions; None if unknown."""
+        return None
+
+    def action_moments(self) -> Moments | None:
+        """Return mean and variance (n, m) of the actions if they are normal, else None."""
+        return None
+
+
+class _Table(_Answer):
+    """Finitely many actions with log-probabilities (n, A); `returned` names what they are from."""
+
+    def __init__(self, logs: FloatArray, returned: str) -> None:
+        self.logs, self.returned = logs, returned
+
+    def log_prob(self, actions: NDArray[Any], start: int) -> FloatArray:
+        n, n_actions = self.logs.shape
+        if actions.ndim > 1 or actions.dtype.kind not in "iub":
+            raise ValueError(
+                f"the module returned {self.returned} of {n_actions} actions, but the actions have "
                 f"dtype {actions.dtype} and shape {actions.shape}: for real numbers return a "
                 "distribution, such as Independent(Normal(mean, std), 1)"
             )
-        if logs.shape[1] == 1 and actions.any():
+        if n_actions == 1 and actions.any():
             raise ValueError(
                 "the module returned one logit a row, which means that 0 is the only action, but "
-                f"actions[{rows.start + int(np.flatnonzero(actions)[0])}] is another: for two "
-                "actions (a Bernoulli) return two logits, 0 and z: forward=lambda net, x: "
+                f"actions[{start + int(np.flatnonzero(actions)[0])}] is another: for two actions "
+                "(a Bernoulli) return two logits, 0 and z: forward=lambda net, x: "
                 "torch.nn.functional.pad(net(x), (1, 0))"
             )
-        return logs[np.arange(len(logs)), choices(actions, len(logs), logs.shape[1])]
-    assert isinstance(output, Distribution)
-    shape = output.batch_shape + output.event_shape
-    if actions.size != shape.numel():
-        raise ValueError(f"actions have shape {actions.shape}: {output} needs {tuple(shape)}")
-    actions = actions.reshape(shape)  # (n,) and (n, 1) would otherwise broadcast to (n, n)
-    normal = _normal(output)
-    if normal is not None:
-        loc, scale = normal
-        return _row_sums(-0.5 * ((actions - loc) / scale) ** 2 - np.log(scale) - HALF_LOG_2PI)
-    logs = _row_sums(_to_numpy(output.log_prob(torch.tensor(np.ascontiguousarray(actions)))))
-    if np.isnan(logs).any():
-        row = rows.start + int(np.flatnonzero(np.isnan(logs))[0])
-        raise ValueError(
-            f"log_prob of actions[{row}] is nan under {output}: an action on the edge of a "
-            "squashed distribution has no density; record the action before it is clipped"
-        )
-    return logs
+        return self.logs[np.arange(n), choices(actions, n, n_actions)]
+
+    def probs(self) -> FloatArray:
+        return np.exp(self.logs)
+
+    def sample(self, rng: np.random.Generator) -> NDArray[Any]:
+        return sample_rows(self.probs(), rng)
+
+    def log_prob_moments(self) -> Moments:
+        return moments_of(self.probs())
 
 
-def _sample(output: Output, rng: np.random.Generator) -> NDArray[Any]:
-    logs = _log_softmax(output)
-    if logs is not None:
-        return sample_rows(np.exp(logs), rng)
-    normal = _normal(output)
-    if normal is not None:
-        loc, scale = normal
-        return loc + scale * rng.standard_normal(loc.shape)
-    assert isinstance(output, Distribution)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(rng.integers(2**63)))
-        return _to_numpy(output.sample())
+class _NormalParts(_Answer):
+    """Independent normal parts, in float64."""
+
+    def __init__(self, output: Distribution, mean: FloatArray, std: FloatArray) -> None:
+        super().__init__(output)
+        self.mean, self.std = mean, std
+
+    def log_prob(self, actions: NDArray[Any], start: int) -> FloatArray:
+        standardised = (self._shaped(actions) - self.mean) / self.std
+        return _row_sums(-0.5 * standardised**2 - np.log(self.std) - HALF_LOG_2PI)
+
+    def sample(self, rng: np.random.Generator) -> FloatArray:
+        return self.mean + self.std * rng.standard_normal(self.mean.shape)
+
+    def log_prob_moments(self) -> Moments:
+        means = _row_sums(-0.5 - np.log(self.std) - HALF_LOG_2PI)
+        return means, _row_sums(np.full(self.std.shape, 0.5))
+
+    def action_moments(self) -> Moments:
+        flat = len(self.mean), math.prod(self.mean.shape[1:])
+        return self.mean.reshape(flat), self.std.reshape(flat) ** 2
 
 
-def _moments(output: Output) -> tuple[FloatArray, FloatArray] | None:
-    logs = _log_softmax(output)
-    if logs is not None:
-        return moments_of(np.exp(logs))
-    normal = _normal(output)
-    if normal is None:
+def _joined(blocks: list[Moments | None]) -> Moments | None:
+    """Return the moments of all rows; None if those of a block are unknown."""
+    known = [block for block in blocks if block is not None]
+    if len(known) < len(blocks):
         return None
-    _, scale = normal
-    return _row_sums(-0.5 - np.log(scale) - HALF_LOG_2PI), _row_sums(np.full(scale.shape, 0.5))
+    means, variances = zip(*known, strict=True)
+    return np.concatenate(means), np.concatenate(variances)
 
 
 def _row_sums(values: NDArray[Any]) -> FloatArray:
-    return np.asarray(values.reshape(len(values), -1).sum(axis=1, dtype=np.float64))
+    axes = tuple(range(1, values.ndim))
+    return np.asarray(values.sum(axis=axes, dtype=np.float64))
 
 
 def _to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
