@@ -45,8 +45,7 @@ from ope_gym.commands.inputs import Choices, Name, Output, folder
 from ope_gym.commands.signature import Command, as_options, described
 from ope_gym.compiling import compilation_shown
 from ope_gym.inference.intervals import KINDS
-from ope_gym.models import NAMED
-from ope_gym.options import Options, estimator_names
+from ope_gym.options import Q_MODELS, Options, estimator_names
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories
@@ -88,7 +87,7 @@ class Args:
     seed: int = 0
     estimators: list[Name] | None = None
     gamma: float = 1.0
-    q_model: Annotated[str, ("default", *NAMED, "none")] | None = "default"
+    q_model: Annotated[str, ("default", *Q_MODELS, "none")] | None = "default"
     interval: Annotated[str, [kind for kind in KINDS if kind != "betting"]] = "ess-t"
     level: float = 0.95
     truth_episodes: int = 1000

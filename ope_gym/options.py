@@ -22,6 +22,7 @@ from ope_gym.inference.intervals import (
 )
 
 BLOCK_STEPS = 1 << 17  # held in memory at once
+Q_MODELS = ("tabular", "linear", "dynamics", "network")  # names of models of `ope_gym.models`
 
 
 @dataclass(frozen=True)

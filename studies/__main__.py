@@ -112,16 +112,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "study",
         choices=[*STUDIES, "all", "report", "list"],
-        help="a study, all of them, the page of all results, or a list of the studies",
+        metavar="STUDY",
+        help="a study, all of them, report for the page of all results, or list",
     )
-    parser.add_argument(
-        "--runs", type=_at_least(1), help="number of runs (default: the study's own)"
-    )
-    parser.add_argument("--seed", type=_at_least(0), default=0)
+    whole, count = _at_least(0), _at_least(1)
+    runs_help = "number of runs (default: the study's own)"
+    parser.add_argument("--runs", type=count, metavar="N", help=runs_help)
+    parser.add_argument("--seed", type=whole, metavar="N", default=0, help="seed (default: 0)")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--workers", type=_at_least(1), help="number of processes (default: one per core)"
-    )
+    workers_help = "number of processes (default: one per core)"
+    where.add_argument("--workers", type=count, metavar="N", help=workers_help)
     where.add_argument(
         "--ray",
         nargs="?",

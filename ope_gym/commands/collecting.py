@@ -45,6 +45,8 @@ def fit_behaviour(
         save: File for the episodes with estimated propensities.
         target: Policy, to say how well the loggers cover what it does: a saved model (.zip), or
             package.module:function that returns a policy.
+        by: Loggers: policy for the recorded policy numbers, none for one logger of all episodes.
+        actions: Number of actions (default: what the action space says, or the largest seen).
     """
     fit = ope_gym.fit_behaviour(episodes_of(files, column), **options)
     lines = [str(fit)]

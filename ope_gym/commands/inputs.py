@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 from ope_gym.data.paths import is_uri
 from ope_gym.data.tables.layout import NAMING, did_you_mean, scan_parquet
 from ope_gym.inference.intervals import KINDS, Betting, Bootstrap, IntervalKind
-from ope_gym.models import NAMED
-from ope_gym.options import Compute, Options, OptionValues, Weighting
+from ope_gym.options import Q_MODELS, Compute, Options, OptionValues, Weighting
 from ope_gym.policies import Target, UnavailablePolicy
 from ope_gym.policies.convert import is_saved
 
@@ -251,7 +250,7 @@ class Choices:
     """
 
     weighting: Weighting
-    q_model: Annotated[str, ("default", *NAMED, "none")] | None = "default"
+    q_model: Annotated[str, ("default", *Q_MODELS, "none")] | None = "default"
     gamma: float = _DEFAULTS.gamma
     level: float = _DEFAULTS.level
     interval: Annotated[str, (*KINDS, "none")] | None = _DEFAULTS.kind.name

@@ -97,23 +97,23 @@ class Command:
 
     def _add(self, source: Callable[..., Any], group: argparse._ActionsContainer) -> None:
         """Add the parameters of a function or dataclass to the parser."""
-        texts = {**self._descriptions, **described(source)}
+        texts = described(source)
         for parameter in _parameters(source):
+            name, default = parameter.name, parameter.default
             if is_dataclass(parameter.hint):
                 title = _split(parameter.hint)[0].partition("\n")[0].rstrip(".")  # type: ignore[arg-type]
                 self._add(parameter.hint, self._parser.add_argument_group(title))  # type: ignore[arg-type]
             elif declaration := _declaration(parameter.hint):
-                text = texts.get(parameter.name, parameter.text)
-                flag = f"--{parameter.name.replace('_', '-')}"
+                text = texts.get(name) or parameter.text
+                if not text or text.startswith("as in "):
+                    text = self._descriptions.get(name, text)
                 if parameter.positional:
-                    flag, declaration = parameter.name, {**declaration, "nargs": "+"}
-                elif parameter.default is inspect.Parameter.empty:
-                    declaration["required"] = True
+                    group.add_argument(name, **declaration | {"nargs": "+"}, help=_help(text))
+                elif default is inspect.Parameter.empty:
+                    group.add_argument(_flag(name), **declaration, required=True, help=_help(text))
                 else:
-                    declaration["default"] = parameter.default
-                    text = _with_default(text, parameter.default)
-                help_text = (text[:1].upper() + text[1:]).replace("%", "%%")
-                group.add_argument(flag, **declaration, help=help_text)
+                    text = _help(text, default)
+                    group.add_argument(_flag(name), **declaration, default=default, help=text)
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,23 @@ def _split(source: Callable[..., Any]) -> tuple[str, str]:
     return text.strip(), dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")
 
 
-def _with_default(text: str, default: Any) -> str:
-    shown = " ".join(map(str, default)) if isinstance(default, list) else default
-    if shown is None or shown is False or shown == "" or "(default" in text:
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _help(text: str, default: Any = None) -> str:
+    """Return the description of a parameter as the help of an option, with its default."""
+    text = re.sub(r"\b[a-z]+_[a-z]+\b", lambda name: _flag(name[0]), text).rstrip(".")
+    text = (text[:1].upper() + text[1:]).replace("%", "%%")
+    if default is None or default is False or default == [] or "(default" in text:
         return text
-    return f"{text.rstrip('.')} (default: {shown})"
+    values = default if isinstance(default, list) else [default]
+    return f"{text} (default: {' '.join(map(_typed, values))})"
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _declaration(hint: Any) -> dict[str, Any]:
@@ -192,6 +204,8 @@ def _declaration(hint: Any) -> dict[str, Any]:
     if origin in (Union, UnionType):
         if bool in members:
             return {"nargs": "?", "const": True}
+        if Path in members:
+            return _declaration(Path)
         return {"type": _number_or_word if int in members else str} if str in members else {}
     if origin is list:
         return {**_declaration(members[0]), "nargs": "*"}
@@ -236,9 +250,8 @@ def as_options(message: str, values: Mapping[str, Any]) -> str:
     if named is None or values.get(named[1]) is None:
         return message
     value = values[named[1]]
-    typed = value if isinstance(value, list | tuple) else [value]
-    words = " ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in typed)
-    return f"--{named[1].replace('_', '-')} {words}: {message[named.end() :]}"
+    words = map(_typed, value if isinstance(value, list | tuple) else [value])
+    return f"{_flag(named[1])} {' '.join(words)}: {message[named.end() :]}"
 
 
 class _Gather(argparse.Action):

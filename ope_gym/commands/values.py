@@ -161,7 +161,7 @@ def rank(
 
 @takes(
     lambda: ope_gym.distribution,
-    *("origin", "gamma", "level", "resamples", "seed"),
+    *("gamma", "level", "resamples", "seed"),
 )
 def distribution(
     recorded: Recorded,
@@ -170,6 +170,7 @@ def distribution(
     quantiles: list[float] = [0.05, 0.25, 0.5, 0.75, 0.95],  # noqa: B006, not changed
     tail: float = 0.1,
     below: list[float] = [],  # noqa: B006, not changed
+    origin: Origin | None = None,
     json: Output | None = None,
     figure: Output | None = None,
     **options: Any,
@@ -187,7 +188,7 @@ def distribution(
         level: Confidence level of the intervals.
     """
     source, policy = recorded.load(), target_named(target)
-    returns = ope_gym.distribution(source, policy, **options)
+    returns = ope_gym.distribution(source, policy, origin=origin, **options)
     shown: dict[str, Any] = {"quantiles": quantiles, "tail": tail, "below": below}
     return CommandResult(
         f"{source.name_of(policy)}: {returns.table(**shown)}",

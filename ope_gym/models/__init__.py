@@ -17,6 +17,7 @@ from ope_gym.models.folds import cross_fit
 from ope_gym.models.linear import MOST_NUMBERS, LinearQ, default_linear
 from ope_gym.models.network import NetworkQ
 from ope_gym.models.tabular import TabularQ
+from ope_gym.options import Q_MODELS
 from ope_gym.policies import FinitePolicy, Policy
 
 __all__ = [
@@ -39,12 +40,9 @@ __all__ = [
     "named_model",
 ]
 
-NAMED: dict[str, type[QModel]] = {
-    "tabular": TabularQ,
-    "linear": LinearQ,
-    "dynamics": DynamicsQ,
-    "network": NetworkQ,
-}
+NAMED: dict[str, type[QModel]] = dict(
+    zip(Q_MODELS, (TabularQ, LinearQ, DynamicsQ, NetworkQ), strict=True)
+)
 
 
 def named_model(name: str) -> QModel:
