@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import ope_gym
@@ -38,7 +39,7 @@ def gate(
     env: Annotated[str, "ID"],
     new: Policy = "last",
     old: Policy = "previous",
-    state: str | None = None,
+    state: Path | None = None,
     json: Output | None = None,
     **options: Any,
 ) -> CommandResult:
