@@ -82,21 +82,19 @@ class LoggerFit:
             return None
         return abs(self.slope - 1.0) <= _STEEP * self.slope_error
 
-    def cells(self) -> list[str]:
-        """Return a row of the table of all loggers."""
-        numbers = [
-            f"{self.episodes:,}",
-            f"{self.steps:,}",
-            f"{self.log_loss:.4f}",
-            f"{self.marginal:.4f}",
-            f"{100 * self.explained:.1f} %",
-        ]
+    @property
+    def judgement(self) -> str:
+        """What the slope says, in words; nothing where there is none."""
         if np.isnan(self.slope):
-            return [self.name, *numbers, "", ""]
-        verdict = "calibrated" if self.slope_error <= _KNOWN else "too few to tell"
+            return ""
         if self.calibrated is False:
-            verdict = "NOT calibrated"
-        return [self.name, *numbers, f"{self.slope:.2f} ± {self.slope_error:.2f}", verdict]
+            return "NOT calibrated"
+        return "calibrated" if self.slope_error <= _KNOWN else "too few to tell"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings; undefined numbers are None."""
+        derived = {"explained": finite(self.explained), "calibrated": self.calibrated}
+        return {**text.plain(self), **derived}
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,11 @@ class BehaviourFit:
         rare = np.nan
         if isinstance(policy, FinitePolicy):
             wanted, given = policy.probs(data.observations), _probs(data)
-            _check_actions(wanted.shape[1], given.shape[1])
+            if wanted.shape[1] != given.shape[1]:
+                raise ValueError(
+                    f"target has {wanted.shape[1]} actions, but propensities were fitted for "
+                    f"{given.shape[1]}: give fit_behaviour(actions={wanted.shape[1]})"
+                )
             rare = float(np.sum(np.where(given < _RARE, wanted, 0.0), axis=1).mean())
         square = float(ratios @ ratios)
         ess = float(ratios.sum()) ** 2 / (ratios.size * square) if square > 0.0 else 0.0
@@ -166,12 +168,26 @@ class BehaviourFit:
     def __str__(self) -> str:
         tried = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
         folds = len({p.fold for p in self.trajectories.policies})  # type: ignore[attr-defined]
-        rows = [["logger", "episodes", "steps", "log loss", "marginal", "explained", "slope", ""]]
-        rows += [logger.cells() for logger in self.loggers]
+        table = text.table(
+            self.loggers,
+            {
+                "logger": lambda one: one.name,
+                "episodes": lambda one: f"{one.episodes:,}",
+                "steps": lambda one: f"{one.steps:,}",
+                "log loss": lambda one: f"{one.log_loss:.4f}",
+                "marginal": lambda one: f"{one.marginal:.4f}",
+                "explained": lambda one: f"{100 * one.explained:.1f} %",
+                "slope": lambda one: (
+                    f"{one.slope:.2f} ± {one.slope_error:.2f}" if one.judgement else ""
+                ),
+                "": lambda one: one.judgement,
+            },
+            left=(0, 7),
+        )
         lines = [
             f"propensities estimated by {self.model}, cross-fitted in {folds} folds; log loss of "
             f"left-out steps: {tried}",
-            *text.align(rows, left=(0, 7)),
+            *table,
         ]
         if self.calibrated is False:
             lines.append(
@@ -187,16 +203,7 @@ class BehaviourFit:
             "model": self.model,
             "losses": dict(self.losses),
             "calibrated": self.calibrated,
-            "loggers": [
-                {
-                    **{
-                        k: finite(v) if isinstance(v, float) else v for k, v in vars(logger).items()
-                    },
-                    "explained": finite(logger.explained),
-                    "calibrated": logger.calibrated,
-                }
-                for logger in self.loggers
-            ],
+            "loggers": [logger.to_dict() for logger in self.loggers],
             "reliability": {name: getattr(r, name).tolist() for name in vars(r)},
         }
 
@@ -249,10 +256,15 @@ def fit_behaviour(
     names, logger = _loggers(data, by)
     fold = _folds(names, logger, int(folds))
     task = _Task(data, chosen, size, names, logger, fold, seed)
-    _check_model(model, data)
+    kinds = {leaf.dtype.kind for leaf in flat_leaves(data.observations)}
+    if model == "counts" and not kinds <= set("iub"):
+        raise ValueError(
+            "model is 'counts', which counts states of whole numbers, but observations have "
+            "fractions: take 'logit', or make classes of them"
+        )
     tried = candidates(data.observations) if model == "auto" else (model,)
-    fitted = {name: task.cross_fit(LEARNERS[name]) for name in tried}
-    losses = {name: -float(task.log_probs(models).mean()) for name, models in fitted.items()}
+    fitted = {name: task.left_out(task.cross_fit(LEARNERS[name])) for name in tried}
+    losses = {name: -float(data.log_probs.mean()) for name, data in fitted.items()}
     best = min(losses, key=lambda name: losses[name])
     return task.report(best, fitted[best], losses)
 
@@ -298,63 +310,46 @@ class _Task:
         pairs = sorted(set(zip(self.logger.tolist(), self.fold.tolist(), strict=True)))
         return {pair: self.fit(learner, *pair) for pair in pairs}
 
-    def log_probs(self, fitted: dict[tuple[int, int], EstimatedPolicy]) -> FloatArray:
-        """Return (S,) the log-probability of each action by the model that left it out."""
-        return np.log(self._own(fitted)[np.arange(self.chosen.size), self.chosen])
-
-    def _own(self, fitted: dict[tuple[int, int], EstimatedPolicy]) -> FloatArray:
-        """Return (S, A) the probabilities of all actions by the model that left the step out."""
-        probs = np.empty((self.data.n_steps, self.size))
-        for (g, k), policy in fitted.items():
-            rows = np.flatnonzero(((self.logger == g) & (self.fold == k))[self.data.episode_ids])
-            probs[rows] = policy.probs(batches.take(self.data.observations, rows))
-        return probs
-
-    def report(
-        self,
-        name: str,
-        fitted: dict[tuple[int, int], EstimatedPolicy],
-        losses: dict[str, float],
-    ) -> BehaviourFit:
-        """Put the estimated propensities into the episodes, and say how good they are."""
-        probs = self._own(fitted)
-        log_probs = np.log(probs[np.arange(self.chosen.size), self.chosen])
+    def left_out(self, fitted: dict[tuple[int, int], EstimatedPolicy]) -> Trajectories:
+        """Return the episodes as recorded by the models that left them out."""
         number = {pair: i for i, pair in enumerate(fitted)}
         pairs = zip(self.logger.tolist(), self.fold.tolist(), strict=True)
-        ids = np.array([number[pair] for pair in pairs])
+        ids = np.array([number[pair] for pair in pairs], dtype=np.int32)
         data = dataclasses.replace(
             self.data,
-            log_probs=log_probs,
-            policy_ids=ids[self.data.episode_ids].astype(np.int32),
+            policy_ids=ids[self.data.episode_ids],
             policies=tuple(fitted.values()),
             schedules=(),
             schedule_ids=np.full(len(self.data), -1, self.data.schedule_ids.dtype),
         )
-        whole = {n: self.fit(LEARNERS[name], g, ALL) for g, n in enumerate(self.names)}
-        loggers = tuple(self._logger_fit(name, g, probs, log_probs) for g in range(len(self.names)))
-        curve = reliability(probs, self.chosen, self.data.episode_ids)
-        return BehaviourFit(data, whole, name, losses, loggers, curve)
+        log_probs = np.log(_probs(data)[np.arange(self.chosen.size), self.chosen])
+        return dataclasses.replace(data, log_probs=log_probs)
 
-    def _logger_fit(
-        self, model: str, g: int, probs: FloatArray, log_probs: FloatArray
-    ) -> LoggerFit:
-        mine = self.logger == g
-        rows = np.flatnonzero(mine[self.data.episode_ids])
-        episode, chosen = self.data.episode_ids[rows], self.chosen[rows]
-        slope, error = calibration_slope(probs[rows], chosen, episode)
-        if model == "shares":
-            # shares without a fold are low where those of the fold are high, so the slope of even
-            # ones is below 1 whatever the logger did
-            slope = error = np.nan
-        return LoggerFit(
-            self.names[g],
-            int(np.count_nonzero(mine)),
-            rows.size,
-            -float(log_probs[rows].mean()),
-            marginal_loss(chosen, self.fold[episode], self.size),
-            slope,
-            error,
-        )
+    def report(self, name: str, data: Trajectories, losses: dict[str, float]) -> BehaviourFit:
+        """Say how good the propensities of a model are.
+
+        Args:
+            name: Name of the model.
+            data: The episodes with these propensities.
+            losses: Log loss of every model that was tried.
+        """
+        probs = _probs(data)
+        curve = reliability(probs, self.chosen, self.data.episode_ids)
+        loggers = []
+        for g, logger in enumerate(self.names):
+            mine = self.logger == g
+            rows = np.flatnonzero(mine[self.data.episode_ids])
+            episode, chosen = self.data.episode_ids[rows], self.chosen[rows]
+            # Shares without a fold are low where those of the fold are high, so the slope of even
+            # ones is below 1 whatever the logger did.
+            none = name == "shares"
+            slope = (np.nan, np.nan) if none else calibration_slope(probs[rows], chosen, episode)
+            loss = -float(data.log_probs[rows].mean())
+            marginal = marginal_loss(chosen, self.fold[episode], self.size)
+            count = int(np.count_nonzero(mine))
+            loggers.append(LoggerFit(logger, count, rows.size, loss, marginal, *slope))
+        whole = {n: self.fit(LEARNERS[name], g, ALL) for g, n in enumerate(self.names)}
+        return BehaviourFit(data, whole, name, losses, tuple(loggers), curve)
 
 
 def _chosen(data: Trajectories, actions: int | None) -> tuple[IntArray, int]:
@@ -376,16 +371,6 @@ def _chosen(data: Trajectories, actions: int | None) -> tuple[IntArray, int]:
             "as 0, 1, ..., and their number as actions="
         )
     return chosen, size
-
-
-def _check_model(model: str, data: Trajectories) -> None:
-    """Raise if the model cannot read these observations."""
-    kinds = {leaf.dtype.kind for leaf in flat_leaves(data.observations)}
-    if model == "counts" and not kinds <= set("iub"):
-        raise ValueError(
-            "model is 'counts', which counts states of whole numbers, but observations have "
-            "fractions: take 'logit', or make classes of them"
-        )
 
 
 def _loggers(data: Trajectories, by: str | ArrayLike | None) -> tuple[tuple[str, ...], IntArray]:
@@ -425,19 +410,12 @@ def _folds(names: Sequence[str], logger: IntArray, folds: int) -> IntArray:
 
 def _probs(data: Trajectories) -> FloatArray:
     """Return (S, A) the probabilities of all actions by the policy that acted."""
-    probs: FloatArray | None = None
+    given = {}
     for k in np.unique(data.policy_ids):
         rows = np.flatnonzero(data.policy_ids == k)
-        given = data.policies[k].probs(batches.take(data.observations, rows))
-        probs = np.empty((data.n_steps, given.shape[1])) if probs is None else probs
-        probs[rows] = given
-    assert probs is not None
+        policy: Any = data.policies[k]
+        given[k] = rows, policy.probs(batches.take(data.observations, rows))
+    probs = np.empty((data.n_steps, next(iter(given.values()))[1].shape[1]))
+    for rows, some in given.values():
+        probs[rows] = some
     return probs
-
-
-def _check_actions(target: int, loggers: int) -> None:
-    if target != loggers:
-        raise ValueError(
-            f"target has {target} actions, but propensities were fitted for {loggers}: give "
-            f"fit_behaviour(actions={target})"
-        )

@@ -209,6 +209,19 @@ class Check:
         above = stdtr(self._freedom, (ends.high - value) / self.error)
         return float(above - stdtr(self._freedom, (ends.low - value) / self.error))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings; undefined numbers are None."""
+        return {
+            "logger": self.name or None,
+            "episodes": self.episodes,
+            "own": self.own,
+            "own_error": self.own_error,
+            "difference": finite(self.difference),
+            "z": finite(self.z),
+            "agrees": self.agrees,
+            "estimate": self.estimate.to_dict(),
+        }
+
     @property
     def _widened(self) -> float:
         """Return the standard error of the estimate, widened for its ESS; NaN for an ESS of 1."""
@@ -306,19 +319,7 @@ class Calibration(Mapping[int, Check]):
             "rmse": finite(self.rmse),
             "expected_rmse": finite(self.expected_rmse),
             "verdicts": {k: {"policies": n, "agree": a} for k, (n, a) in self.colours.items()},
-            "policies": {
-                str(k): {
-                    "logger": c.name or None,
-                    "episodes": c.episodes,
-                    "own": c.own,
-                    "own_error": c.own_error,
-                    "difference": finite(c.difference),
-                    "z": finite(c.z),
-                    "agrees": c.agrees,
-                    "estimate": c.estimate.to_dict(),
-                }
-                for k, c in self.items()
-            },
+            "policies": {str(k): c.to_dict() for k, c in self.items()},
             "skipped": {str(k): why.to_dict() for k, why in self.skipped.items()},
         }
 
