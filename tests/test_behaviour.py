@@ -431,8 +431,9 @@ def test_auto_takes_the_model_that_predicts_best() -> None:
 # Files, loggers, commands ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", list(LEARNERS))
-@pytest.mark.parametrize("parquet", [False, True])
+@pytest.mark.parametrize(
+    ("model", "parquet"), [*((name, False) for name in LEARNERS), ("logit", True)]
+)
 def test_files_hold_estimated_policies(
     model: str, parquet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,12 +450,6 @@ def test_files_hold_estimated_policies(
     assert from_file.value == value.value
     assert from_file.interval == value.interval
     assert from_file.verdict == value.verdict
-
-
-def test_files_in_blocks_give_the_same() -> None:
-    data = fitted().trajectories
-    few = evaluate(data, TARGET, "NFIS", compute=ope_gym.Compute(block_steps=20))
-    assert few["NFIS"].value == pytest.approx(evaluate(data, TARGET, "NFIS")["NFIS"].value)
 
 
 def test_loggers_by_name_and_left_out_in_turn() -> None:
@@ -540,8 +535,6 @@ def test_a_logger_that_looks_at_nothing_is_fitted_by_its_shares() -> None:
         buffer.append(seen, actions, actions + 0.0, logs, acts, terminated=True)
     fit = fit_behaviour(buffer)
     assert fit.model == "shares"
-    assert fit.calibrated is None
-    assert np.isnan(fit.loggers[0].slope)  # of probabilities that hardly differ, it says nothing
     assert "nan" not in str(fit)
     shares = fit.policies["policy 0"].probs(np.zeros((1, 3)))[0]
     counts = np.bincount(buffer.view().actions) + 0.5
@@ -569,6 +562,7 @@ def test_loggers_are_told_apart_however_long_their_names_are(tmp_path: Path) -> 
     data = fit_behaviour(log(60, loggers=3), by=names, model="logit").trajectories
     found = evaluate(data, TARGET, "NFIS")
     assert "3 loggers" in str(found)
+    assert names[0][:20] in repr(data.policies[0])
     assert len(found.to_dict()["behaviours"]) == 15
     left = leave_one_policy_out(data, "NFIS")
     shown = [check["logger"] for check in left.to_dict()["policies"].values()]
@@ -583,17 +577,3 @@ def test_a_name_that_is_not_unicode_can_be_saved(tmp_path: Path) -> None:
     fit_behaviour(log(), by=names, model="shares").trajectories.save(tmp_path / "fitted.ope")
     loaded = Trajectories.load(tmp_path / "fitted.ope")
     assert {p.name for p in loaded.policies} == {"a", "b?"}  # type: ignore[attr-defined]
-
-
-def test_results_have_the_names_of_the_loggers(tmp_path: Path) -> None:
-    data = log()
-    names = np.where(np.arange(len(data)) % 2, "Mary (day)", "Mary (night)")
-    fit = fit_behaviour(data, by=names, model="logit")
-    fit.trajectories.save(tmp_path / "fitted.ope")
-    loaded = ope_gym.Trajectories.load(tmp_path / "fitted.ope")
-    assert {p.name for p in loaded.policies} == set(names)  # type: ignore[attr-defined]
-    assert "Mary (day)" in repr(loaded.policies[0])
-    found = ope_gym.evaluate(loaded, 0, "NFIS")
-    assert "2 loggers" in str(found)
-    shown = str(ope_gym.leave_one_policy_out(loaded, "NFIS"))
-    assert all(name in shown for name in names[:2])

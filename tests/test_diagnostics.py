@@ -20,8 +20,7 @@ from ope_gym.inference.estimate import Behaviour, Sample
 from ope_gym.inference.judging import Facts, judge
 from ope_gym.policies import DiagonalGaussian, LinearSigmoid, UnknownPolicy
 from ope_gym.verdict import Reason, Verdict
-from ope_gym.weights.behaviours import behaviours_of
-from ope_gym.weights.propensities import PropensityReport, PropensitySums
+from ope_gym.weights.propensities import PropensityReport
 from tests import small_mdps
 from tests.builders import LogProbOnly, Table, buffer_of, one_step, recorded
 from tests.reference import Data
@@ -81,7 +80,7 @@ def test_the_mean_weight_averages_to_one_and_falls_short_where_the_data_do_not_r
 # --- Pareto k ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [-0.3, 0.1, 0.5, 0.9, 1.5])
+@pytest.mark.parametrize("shape", [-0.3, 0.5, 1.5])
 def test_pareto_k_of_generalised_pareto_samples(shape: float) -> None:
     """The tail of such a sample has the shape of the whole; the prior pulls a little to 1/2."""
     found = [
@@ -138,17 +137,6 @@ def test_calibration_by_hand() -> None:
     got = evaluate(data, Table(WRONG), estimators="FIS")["FIS"].diagnostics.calibration
     assert got is not None
     assert got == pytest.approx([z])
-
-
-def test_calibration_is_about_standard_normal_when_all_is_right() -> None:
-    rng = np.random.default_rng(1)
-    z = []
-    for _ in range(200):
-        data, sums = acted(rng, RIGHT, RIGHT), PropensitySums(Table(RIGHT), 1)
-        sums.update(data, behaviours_of(data))
-        z.append(float(sums.finalise().calibration[0]))
-    assert np.mean(z) == pytest.approx(0, abs=4 / math.sqrt(200))
-    assert np.var(z) == pytest.approx(1, abs=4 * math.sqrt(2 / 200))
 
 
 def test_calibration_finds_a_wrongly_recorded_policy() -> None:
@@ -514,7 +502,7 @@ def test_episodes_that_differ_in_one_step_are_no_copies(what: str) -> None:
     assert repeated_episodes(data.merge(dataclasses.replace(data, **changed))) == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["prices", "clipped", "rare", "fixed start"])
 def test_episodes_that_are_alike_by_chance_are_no_copies(kind: str, seed: int) -> None:
     """Few contexts, few prices, few outcomes: episodes that recur, but in no order."""
@@ -653,13 +641,6 @@ def test_advice_where_the_target_does_what_nobody_did() -> None:
     target = Always(np.array([-np.inf, 0.0]))
     got = evaluate(data, target, ["DM"], q_model="linear", origin="fixed")["DM"]
     assert got.verdict.advice == (Reason("collect_from_target", episodes=20),)
-
-
-def test_forty_episodes_are_not_said_to_lack_any() -> None:
-    (few,) = verdict(diagnostics(39.6), n=40).reasons
-    assert str(few) == (
-        "the effective sample size falls to 39.6 of 40 episodes at step 3; 40 would be enough"
-    )
 
 
 def test_an_alarm_by_squares_says_so() -> None:

@@ -222,34 +222,6 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert min(held.values()) >= 0.885 * 100, held
 
 
-def test_shifting_and_scaling_rewards_moves_every_number_along() -> None:
-    data, target, _, _ = whole_population((64, 64))
-    one_step = data.select(episodes=np.flatnonzero(data.lengths == 1))
-    plain = distribution(one_step, target)
-    moved = Trajectories.from_arrays(
-        one_step.observations,
-        one_step.actions,
-        3.0 * one_step.rewards + 2.0,
-        one_step.log_probs,
-        offsets=one_step.offsets,
-        policies=one_step.policies,
-        policy_ids=one_step.policy_ids,
-        terminated=True,
-    )
-    other = distribution(moved, target)
-    assert other.cvar(0.2).value == pytest.approx(3 * plain.cvar(0.2).value + 2)
-    assert other.quantile(0.3).value == pytest.approx(3 * plain.quantile(0.3).value + 2)
-    assert other.variance().value == pytest.approx(9 * plain.variance().value)
-
-
-def test_the_tail_mean_rises_with_the_tail_up_to_the_mean() -> None:
-    found = recorded(1, (20, 20), horizon=3)
-    result = distribution(found.trajectories, found.target)
-    values = [result.cvar(a).value for a in np.linspace(0.05, 1.0, 20)]
-    assert np.all(np.diff(values) >= -1e-12)
-    assert values[-1] == pytest.approx(result.mean().value)
-
-
 def test_without_any_weight_all_is_undefined_and_red() -> None:
     data = buffer_of([Episode((0,), (0,), (1.0,), 1.0)] * 2, [0, 0], [np.array([[1.0, 0.0]])])
     result = distribution(data, Table(np.array([[0.0, 1.0]])))

@@ -192,7 +192,7 @@ def test_covariance_has_the_squares_of_the_standard_errors() -> None:
     assert np.isnan(covariance_within(influence[:, :2], np.array([0, 1]))).all()
 
 
-@pytest.mark.parametrize("ess", [3.0, 20.0, 1e6])
+@pytest.mark.parametrize("ess", [3.0, 1e6])
 def test_probability_of_two_policies_is_that_of_the_t_distribution(
     ranking: Ranking, ess: float
 ) -> None:
@@ -267,16 +267,6 @@ def test_bootstrap_probabilities_count_the_shared_replicates(
     assert difference.interval.method == "percentile"
 
 
-def test_few_effective_episodes_leave_much_open(ranking: Ranking) -> None:
-    estimates = [r.estimate for r in ranking.values()]
-    chances = [
-        probability_best([with_ess(e, ess) for e in estimates])[0] for ess in (1e6, 10.0, 3.0, 1.5)
-    ]
-    assert chances == sorted(chances, reverse=True)
-    assert chances[0] > 0.85
-    assert chances[-1] < 0.7
-
-
 def one_step(mean: float, spread: float, seed: int, n: int = 200) -> Estimate:
     """Return the estimate of a policy that recorded all itself, with exactly this mean reward."""
     rewards = spread * np.random.default_rng(seed).standard_normal(n)
@@ -303,7 +293,7 @@ def test_of_many_policies_those_without_a_chance_take_no_part() -> None:
     assert str(pairs).endswith("left out: 97 policies below these")
 
 
-@pytest.mark.parametrize("spread", [1e5, 1e7, 1e9, 1e150])
+@pytest.mark.parametrize("spread", [1e7, 1e150])
 def test_a_hopeless_policy_of_huge_spread_hides_no_difference(spread: float) -> None:
     rivals = [one_step(1.0, 1.0, 1), one_step(1.05, 1.0, 2)]
     alone = probability_best(rivals)
@@ -346,14 +336,6 @@ def test_a_policy_without_support_comes_last_and_takes_no_part() -> None:
     assert "P(best) leaves out never: the error is not known" in str(found)
     assert found.to_dict()["policies"]["never"]["probability_best"] is None
     assert found.plot().axes
-
-
-def test_the_default_q_model_takes_part(made: builders.Recorded) -> None:
-    found = rank(made.trajectories, [0, made.target])
-    for name, policy in (("policy 0", made.trajectories.policies[0]), ("target 1", made.target)):
-        alone = evaluate(made.trajectories, policy, estimators="auto")["auto"]
-        assert found[name].estimate.value == alone.value
-        assert "c" in found[name].estimate.report
 
 
 def test_targets_are_named_by_number_or_place(made: builders.Recorded) -> None:
@@ -512,13 +494,11 @@ def test_command_ranks_a_file(
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
     assert command(["rank", path, "--q-model", "none"]) == 0
     assert "3 policies" in capsys.readouterr().out
-    origin = ["--origin", "fixed", "--q-model", "none", "--estimators", "NFIS"]
     trained = dataclasses.replace(made.trajectories, held_out=np.zeros(180, dtype=bool))
     trained.save(path)
-    assert command(["evaluate", path, *origin]) == 0
-    assert "data: adaptive" in capsys.readouterr().out
-    assert command(["evaluate", path, *origin[2:]]) == 0
-    assert "data: in-sample, optimistic" in capsys.readouterr().out
+    for more, regime in (([], "in-sample, optimistic"), (["--origin", "fixed"], "adaptive")):
+        assert command(["evaluate", path, "--estimators", "NFIS", *more]) == 0
+        assert f"data: {regime}" in capsys.readouterr().out
     for words, said in ((["x"], "--policies x: give"), (["0", "9"], "--policies 0 9: give")):
         assert command(["rank", path, "--policies", *words]) == 2
         assert said in capsys.readouterr().err
