@@ -420,6 +420,16 @@ def test_forged_metadata(change: Callable[[Any], object], message: str, root: Pa
         from_minari(ID)
 
 
+def test_damaged_datasets(root: Path) -> None:
+    to_minari(recording(), ID)
+    path = root / "ope" / "test-v0" / "data" / "main_data.hdf5"
+    content = path.read_bytes()
+    for damaged in (content[:-1000], content[:96] + bytes(400) + content[496:], b"", b"no HDF5"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="dataset ope/test-v0 cannot be read: "):
+            from_minari(ID)
+
+
 # Evaluation without propensities --------------------------------------------------------------
 
 

@@ -105,9 +105,10 @@ def test_a_lazy_polars_frame_is_collected() -> None:
 
 
 def test_no_episode_comes_back(tmp_path: Path) -> None:
-    data = dataclasses.replace(nothing(spaces.Box(0, 1, (2,)), spaces.Discrete(2), 5))
-    data.to_parquet(tmp_path / "run.parquet")
-    assert_identical(Trajectories.load(tmp_path / "run.parquet"), data)
+    data = dataclasses.replace(
+        nothing(spaces.Box(0, 1, (2,)), spaces.Discrete(2), 5), policies=(Uniform(2),)
+    )
+    there_and_back(data, tmp_path)
 
 
 def test_nan_observations_and_unknown_probabilities_come_back(tmp_path: Path) -> None:
@@ -377,14 +378,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "row 2, column 'step': step 1 comes after step 1",
     ),
-    "late start": ({"step": [0, 1, 2, 2, 3, 0]}, {}, "row 3, .*begins with step 2, expected 0"),
-    "half a step": ({"step": [0, 1, 2, 0, 0.5, 0]}, {}, "row 4, .*'step': 0.5 is not a whole"),
     "time stamps": (
         {"step": TIMES},
         {},
         "row 0, column 'step': 2026-01-01 00:00:00 is a time stamp .*count the steps",
     ),
-    "times seen": ({"x": TIMES}, {}, "row 0, column 'x': 2026-01-01 00:00:00 is a time stamp"),
     "nan reward": (
         {"reward": [1, 2, np.nan, 4, 5, 6]},
         {},
@@ -395,7 +393,6 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "row 4, column 'y': (is nan|has no value)",
     ),
-    "inf observation": ({"y": [1, 2, 3, np.inf, 5, 6]}, {}, "row 3, column 'y': is inf"),
     "nan action": (
         {"action": [0, 1, None, 0, 1, 1]},
         {},
@@ -432,27 +429,16 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "row 0, column 'x': holds lists, expected one",
     ),
-    "nan in lists": (
-        {"x": [[1.0, 2.0]] * 4 + [[1.0, np.nan]] + [[1.0, 2.0]]},
-        {"observation": "x"},
-        r"row 4, column 'x': (is \[ 1. nan\]|has no value)",
-    ),
     "text": (
         {"action": ["left", "right"] * 3},
         {},
         "row 0, column 'action': 'left' is text, expected numbers; number the",
     ),
     "lists as steps": ({"step": [[0]] * 6}, {}, "row 0, column 'step': holds lists, expected one"),
-    "lists as rewards": ({"reward": [[0.0]] * 6}, {}, "row 0, column 'reward': holds lists"),
     "decimals": (
         {"reward": [Decimal("1.5")] * 6},
         {},
         "row 0, column 'reward': the column is of type decimal.*cast it to a number type",
-    ),
-    "mixed with others": (
-        {"reward": [1.0, {"a": 1}, 3.0, 4.0, 5.0, 6.0]},
-        {},
-        "row 1, column 'reward': {'a': 1} does not fit",
     ),
     "unreadable": (
         {"reward": [object()] * 6},
@@ -479,11 +465,6 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"terminated": [False, False, True, False, False, True]},
         {},
         "row 4, column 'terminated': the last row of an episode is neither",
-    ),
-    "unfinished at the end": (
-        {"terminated": [False, False, True, False, True, False]},
-        {},
-        "row 5, column 'terminated': the last row of an episode is neither",
     ),
     "two as a flag": (
         {"held_out": [2] * 6},
@@ -522,17 +503,20 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
 }
 
+UNSTORED = ("mixed", "mixed lists", "unreadable")  # a column of a Parquet file has one type
 
-@pytest.mark.parametrize("form", ["dict", "pandas", "parquet"])
-@pytest.mark.parametrize("name", BAD)
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, form) for name in BAD for form in ("dict", "parquet") if name not in UNSTORED]
+    + [(name, form) for name in UNSTORED for form in ("dict", "pandas")],
+)
 def test_a_bad_log_is_refused_with_column_and_row(name: str, form: str, tmp_path: Path) -> None:
     changed, names, words = BAD[name]
     table: Any = log(**changed)
     if form != "dict":
         table = pd.DataFrame(table)
     if form == "parquet":
-        if name.startswith("mixed") or name == "unreadable":
-            pytest.skip("a column of a Parquet file has one type")
         table = pa.Table.from_pandas(pd.DataFrame(table), preserve_index=False)
         pq.write_table(table, tmp_path / "log.parquet", row_group_size=2)
         table = tmp_path / "log.parquet"
@@ -626,10 +610,11 @@ NAMES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("block_steps", [10, 100, 400])
-@pytest.mark.parametrize(("rows", "group"), [(70, 30), (1000, 1000), (5, 3), (17 * 6, 17 * 2)])
+@pytest.mark.parametrize(
+    ("rows", "group", "block_steps"), [(70, 30, 10), (1000, 1000, 100), (5, 3, 100), (102, 34, 400)]
+)
 def test_a_log_that_does_not_fit_into_memory(
-    tmp_path: Path, block_steps: int, rows: int, group: int
+    tmp_path: Path, rows: int, group: int, block_steps: int
 ) -> None:
     data = foreign(tmp_path, rows=rows, group=group)
     policies = {f"v{k}": policy for k, policy in enumerate(data.policies)}
@@ -864,21 +849,16 @@ def test_a_folder_of_our_own_files_has_the_policies_of_each(tmp_path: Path) -> N
     assert_identical(Trajectories.from_frame(tmp_path), parts[0].merge(parts[1]))
 
 
-@pytest.mark.parametrize("place", [0.02, 0.3, 0.6])
-def test_a_flipped_byte_is_noticed(tmp_path: Path, place: float) -> None:
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.6, None])
+def test_damage_is_noticed(tmp_path: Path, place: float | None) -> None:
     path = tmp_path / "run.parquet"
     made(1, episodes=20).to_parquet(path)
     content = bytearray(path.read_bytes())
-    content[int(place * len(content))] ^= 0xFF
+    if place is None:
+        del content[-100:]
+    else:
+        content[int(place * len(content))] ^= 0xFF
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"run.parquet cannot be read as a Parquet file"):
-        Trajectories.load(path)
-
-
-def test_a_cut_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    made(1, episodes=20).to_parquet(path)
-    path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"run.parquet cannot be read as a Parquet file"):
         Trajectories.load(path)
 

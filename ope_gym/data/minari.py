@@ -203,7 +203,7 @@ def _explained(name: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except (*MALFORMED, AssertionError, OSError) as error:
+    except (*MALFORMED, AssertionError, OSError, RuntimeError) as error:  # also those of HDF5
         raise ValueError(f"dataset {name} cannot be read: {error}") from error
 
 

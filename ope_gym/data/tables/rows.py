@@ -86,7 +86,8 @@ class Rows:
     ) -> Iterator[Any]:
         """Yield rows first:stop as Arrow tables, those of Parquet files of at most `steps` rows."""
         if not self.files:
-            yield self.table.select(list(columns)).slice(first, stop - first)
+            if first < stop:
+                yield self.table.select(list(columns)).slice(first, stop - first)
             return
         begin = 0
         for file, sizes in zip(self.files, self.sizes, strict=True):

@@ -36,6 +36,8 @@ def arrow_table(data: Columns) -> Any:
     pa = cells.import_arrow()
     columns = [("episode", pa.array(data.episode_ids)), ("step", pa.array(data.steps))]
     header = header_to_json(data, "the table")
+    is_last = np.zeros(data.n_steps, np.bool_)
+    is_last[data.offsets[1:] - 1] = True
     for column in COLUMNS:
         values, name = getattr(data, column.name), _NAMES.get(column.name, column.name)
         if column.dtype is None:
@@ -45,7 +47,7 @@ def arrow_table(data: Columns) -> Any:
         if column.per == "episode":
             values = np.repeat(values, data.lengths)
         if name in _AT_THE_END:
-            values[np.setdiff1d(np.arange(data.n_steps), data.offsets[1:] - 1)] = False
+            values = values & is_last
         columns.append((name, cells.to_arrow(values, name)))
     names = [name for name, _ in columns]
     for name in names:
