@@ -180,11 +180,11 @@ def test_many_episodes() -> None:
     data.audit(1e-12)
 
 
-def test_large_observations_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrappers.recording.single, "_WAITING_BYTES", 40)  # an observation has 12
+def test_finished_episodes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrappers.recording.single, "_WAITING_STEPS", 4)
     env = recorder()
     play(env, 3)
-    assert TrajectoryBuffer.__len__(env.buffer) > 0
+    assert TrajectoryBuffer.__len__(env.buffer) == 2
     assert_array_equal(env.buffer.view().lengths, [3, 1, 2])
 
 

@@ -7,13 +7,12 @@ from typing import Any, SupportsFloat
 
 import gymnasium as gym
 from gymnasium.error import ResetNeeded
-from numpy import ndarray
 
 from ope_gym.data.paths import PathLike
 from wrappers.recording.normalisers import warn_of_normalisers
 from wrappers.recording.recorder import Recorder
 from wrappers.recording.session import Settings
-from wrappers.recording.single import SCALARS, SingleSession, keep
+from wrappers.recording.single import SingleSession, keep
 
 
 class RecordTrajectories(
@@ -110,28 +109,14 @@ class RecordTrajectories(
         if not self._recording:
             return self._step_unrecorded(action, log_prob)
         try:
-            chosen = action if action.__class__ in SCALARS else keep(action)
+            chosen = keep(action)  # now, because the environment may write to it
             result = self.env.step(action)
-            observation, reward, terminated, truncated, _ = result
-            over = terminated or truncated
-            # Written out here, because calls would cost more than what they do.
-            observations, actions, rewards, given, dtype, shape = self._session.rows
-            if log_prob is not None:
-                given.append((len(rewards), float(log_prob)))
-            if not over:  # no action follows the last observation
-                observations.append(
-                    observation.tobytes()
-                    if observation.__class__ is ndarray
-                    and observation.dtype is dtype
-                    and (shape is None or observation.shape == shape)
-                    else self._session.keep_unlike(observation)
-                )
-            actions.append(chosen)
-            rewards.append(reward if reward.__class__ is float else float(reward))
+            self._session.advance(chosen, result[0], result[1], log_prob)
         except BaseException:
             self.abandon()  # it is not known whether the environment has moved
             raise
-        if over:
+        terminated, truncated = result[2], result[3]
+        if terminated or truncated:
             self._over = True
             self._complete = self._recording = False
             self._session.finish(bool(terminated), bool(truncated))

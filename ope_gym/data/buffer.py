@@ -159,7 +159,7 @@ class TrajectoryBuffer(Viewable):
             start_clock: Step of the loop at which it began; needed where policies change inside
                 episodes.
         """
-        index = len(self)
+        index = self._n
 
         def where(row: int | None) -> str:
             return f"episode {index}" if row is None else f"episode {index}, step {row}"
@@ -235,7 +235,7 @@ class TrajectoryBuffer(Viewable):
         Returns:
             The episodes as the buffer keeps them, without the policies.
         """
-        first, n_steps = len(self), len(floats(rewards, "rewards", _of_many, copy=False))
+        first, n_steps = self._n, len(floats(rewards, "rewards", _of_many, copy=False))
         sizes, offsets = check_lengths(lengths, n_steps)
         n = len(sizes)
 

@@ -124,8 +124,9 @@ class BatchedSession(Session):
         done = np.logical_or(terminations, truncations)
         (envs,) = (done & self._open).nonzero()
         if len(envs):
-            labels = (self._start[envs], terminations[envs], truncations[envs], self._number[envs])
-            self._waiting.append((envs, self.clock, self.held_out[envs], *labels))
+            start, number = self._start[envs], self._number[envs]
+            flags = terminations[envs], truncations[envs], self.held_out[envs]
+            self._waiting.append(np.array([envs, start, self.clock - start, *flags, number]))
             self._open[envs] = False
             self.finished_episodes += len(envs)
         restarted = self.autoreset.restarted(self.ended, done)
@@ -178,44 +179,28 @@ class BatchedSession(Session):
         if self.settings.held_out:
             self.held_out[fresh] = self.is_held_out(self._number[fresh])
 
-    # Episodes that wait: one column each of sub-env, clock at the start, length, terminated,
-    # truncated, held out, number.
+    # Those that wait are tables, one column for each episode: sub-env, clock at the start, length,
+    # terminated, truncated, held out, number.
 
-    def _batch(self) -> NDArray[np.int64]:
-        return self._table(self._waiting)
+    def _lengths(self, waiting: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        return np.concatenate([table[2] for table in waiting])
 
-    def _last(self) -> NDArray[np.int64]:
-        return self._table(self._waiting[-1:])
+    def _one_by_one(self, waiting: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+        return list(np.concatenate(waiting, axis=1).T[:, :, np.newaxis])
 
-    def _table(self, waiting: list[Any]) -> NDArray[np.int64]:
-        envs, ends, held_out, start, *ended, number = zip(*waiting, strict=True)
-        table = np.array(
-            [np.concatenate(x) for x in (envs, start, start, *ended, held_out, number)]
-        )
-        table[2] = np.repeat(ends, [len(x) for x in envs]) - table[1]
-        return table
-
-    def _part(self, batch: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
-        return batch[:, first:last]
-
-    def _size(self, batch: NDArray[np.int64]) -> tuple[int, int]:
-        return batch.shape[1], int(batch[2].sum())
-
-    def _columns(self, batch: NDArray[np.int64]) -> Finished:
-        envs, start, length, terminated, truncated, held_out, number = batch
+    def _columns(self, waiting: list[NDArray[np.int64]]) -> Finished:
+        envs, start, length, *flags, number = np.concatenate(waiting, axis=1)
+        terminated, truncated, held_out = (flag.astype(bool) for flag in flags)
         return Finished(
             *self.rows.read(envs, start, length),
             lengths=length,
-            terminated=terminated.astype(bool),
-            truncated=truncated.astype(bool),
-            held_out=held_out.astype(bool),
+            terminated=terminated,
+            truncated=truncated,
+            held_out=held_out,
             start_clock=start,
             numbers=number,
             envs=envs,
         )
-
-    def _forget_waiting(self) -> None:
-        self._waiting = []
 
 
 def equal_shares(episodes: int, num_envs: int) -> NDArray[np.int64]:

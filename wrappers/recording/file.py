@@ -194,7 +194,8 @@ class EpisodeFile:
         self._store, self._policies = None, PolicyTable()
         for loop in self._loops:
             loop.numbers, loop.noted = [], 0
-        views = [(i, loop.buffer.view()) for i, loop in enumerate(self._loops)]
+        # not those that still wait to be handed over: these follow by themselves
+        views = [(i, TrajectoryBuffer.view(loop.buffer)) for i, loop in enumerate(self._loops)]
         self._queue = [(i, view) for i, view in views if len(view)]
         warnings.warn(
             f"{old} is lost, {getattr(error, 'strerror', None) or error}: all "

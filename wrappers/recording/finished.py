@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.batches import Tree
-
-GivenLogProbs: TypeAlias = tuple[NDArray[np.float64], NDArray[np.bool_]] | None
-"""(S,) log-probabilities from the loop and (S,) whether it gave one; None if it never did."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +17,7 @@ class Finished:
     observations: Tree
     actions: Tree
     rewards: NDArray[np.float64]  # (S,)
-    given: GivenLogProbs
+    log_probs: NDArray[np.float64]  # (S,) that the loop gave, NaN where it gave none
     lengths: NDArray[np.int64]  # (n,)
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.spaces import Space
-from wrappers.recording.finished import GivenLogProbs
 
 _ROWS, _BYTES = 65_536, 2**24  # room at first: so many rows, but not more bytes of observations
 
@@ -59,16 +58,10 @@ class _Columns:
         self.arrays: list[NDArray[Any]] = []  # made when the first batch shows their dtypes
         self._name = name
         self._space = space
-        self.plain = spaces.is_column(space)  # whether it is a single array of numbers
         self._shapes = [(num_envs, *leaf.shape[1:]) for leaf in flatten(space, spaces.empty(space))]
 
     def put(self, batch: Any, first: int, last: int, capacity: int) -> None:
         """Write a batch to the rows first … last - 1, in arrays of `capacity` rows."""
-        if self.plain and self.arrays:  # the usual case, as fast as possible
-            array, column = np.asarray(batch), self.arrays[0]
-            if array.dtype == column.dtype and array.shape == self._shapes[0]:
-                column[first:last] = array
-                return
         leaves = flatten(self._space, batch)
         for leaf, shape in zip(leaves, self._shapes, strict=True):
             if leaf.shape != shape:
@@ -79,11 +72,9 @@ class _Columns:
         if not self.arrays:
             self.arrays = [np.empty((capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
         for i, leaf in enumerate(leaves):
-            column = self.arrays[i]
-            if leaf.dtype != column.dtype:  # widen the column: no digit may be lost
-                both = np.promote_types(column.dtype, leaf.dtype)
-                self.arrays[i] = np.empty(column.shape, dtype=both)
-                self.arrays[i][:first] = column[:first]  # further rows are not written yet
+            if leaf.dtype != self.arrays[i].dtype:  # widen the column: no digit may be lost
+                both = np.promote_types(self.arrays[i].dtype, leaf.dtype)
+                self.arrays[i] = self.arrays[i].astype(both)
             self.arrays[i][first:last] = leaf
 
     def read(self, rows: NDArray[np.int64]) -> Tree:
@@ -116,9 +107,7 @@ class Rows:
         self._at = 0  # row of the first sub-env at `clock`
         self._capacity = 0
         self._rewards = np.empty(0)
-        self._ever_given = False  # until then, the two columns below are not needed
-        self._log_probs = np.empty(0)
-        self._given = np.empty(0, dtype=bool)
+        self._log_probs = np.empty(0)  # that the loop gave, NaN for none
 
     @property
     def full(self) -> bool:
@@ -131,29 +120,21 @@ class Rows:
             leaves = flatten(self._observation_space, observations)
             width = sum(leaf.nbytes for leaf in leaves) // self._num_envs + 1
             self._capacity = max(4 * self._num_envs, min(_ROWS, _BYTES // width))
-            self._rewards = np.empty(self._capacity)
+            self._rewards, self._log_probs = np.empty((2, self._capacity))
         last = self._at + self._num_envs
         self._observations.put(observations, self._at, last, self._capacity)
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """Store the actions at `clock`, and their log-probabilities if the loop gives them."""
-        self._actions.put(actions, self._at, self._at + self._num_envs, self._capacity)
-        if not self._ever_given and log_prob is None:
-            return
-        if not self._ever_given:
-            self._ever_given = True
-            self._log_probs = np.empty(self._capacity)
-            self._given = np.zeros(self._capacity, dtype=bool)
-        here = slice(self._at, self._at + self._num_envs)
-        self._given[here] = log_prob is not None
-        if log_prob is not None:
-            given = np.asarray(log_prob, dtype=np.float64)
-            if given.shape != (self._num_envs,):
-                raise ValueError(
-                    f"log_prob has shape {given.shape}, expected ({self._num_envs},): one number "
-                    "for each sub-env"
-                )
-            self._log_probs[here] = given
+        last = self._at + self._num_envs
+        given = np.asarray(np.nan if log_prob is None else log_prob, dtype=np.float64)
+        if log_prob is not None and given.shape != (self._num_envs,):
+            raise ValueError(
+                f"log_prob has shape {given.shape}, expected ({self._num_envs},): one number for "
+                "each sub-env"
+            )
+        self._actions.put(actions, self._at, last, self._capacity)
+        self._log_probs[self._at : last] = given
 
     def advance(self, rewards: ArrayLike) -> None:
         """Store the rewards and advance the clock."""
@@ -163,11 +144,11 @@ class Rows:
 
     def read(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> tuple[Tree, Tree, NDArray[np.float64], GivenLogProbs]:
+    ) -> tuple[Tree, Tree, NDArray[np.float64], NDArray[np.float64]]:
         """Return observations, actions, rewards and given log-probabilities of whole episodes."""
         rows = self._index(envs, starts, lengths)
-        given = (self._log_probs[rows], self._given[rows]) if self._ever_given else None
-        return self._observations.read(rows), self._actions.read(rows), self._rewards[rows], given
+        numbers = self._rewards[rows], self._log_probs[rows]
+        return self._observations.read(rows), self._actions.read(rows), *numbers
 
     def _index(
         self, envs: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -183,26 +164,22 @@ class Rows:
 
     def make_room(self, envs: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         """Forget all rows except those of these open episodes."""
-        n, lengths = self._num_envs, self.clock - starts
+        n, at, lengths = self._num_envs, self._at, self.clock - starts
         rows = self._index(envs, starts, lengths)
-        kept = len(rows)
         # as much free room as carried rows, so that a row is moved about twice in its life
-        self._capacity = max(self._capacity, 2 * kept + 4 * n)
+        self._capacity = max(self._capacity, 2 * len(rows) + 4 * n)
+        rows = np.append(rows, np.arange(at, at + n))  # observations that wait for their actions
 
-        def moved(column: NDArray[Any], last: int) -> NDArray[Any]:
-            carried = column[:last].take(rows, axis=0)
-            current = column[self._at : last].copy()
+        def moved(column: NDArray[Any]) -> NDArray[Any]:
+            kept = column[rows]
             if len(column) < self._capacity:
                 column = np.empty((self._capacity, *column.shape[1:]), dtype=column.dtype)
-            column[:kept] = carried
-            column[kept : kept + len(current)] = current
+            column[: len(rows)] = kept
             return column
 
-        at = self._at  # from this row on: the observation that waits for its action
-        self._observations.arrays = [moved(x, at + n) for x in self._observations.arrays]
-        self._actions.arrays = [moved(x, at) for x in self._actions.arrays]
-        self._rewards = moved(self._rewards, at)
-        if self._ever_given:
-            self._log_probs, self._given = moved(self._log_probs, at), moved(self._given, at)
+        self._observations.arrays = [moved(x) for x in self._observations.arrays]
+        self._actions.arrays = [moved(x) for x in self._actions.arrays]
+        self._rewards, self._log_probs = moved(self._rewards), moved(self._log_probs)
         self._carried_at[envs] = np.cumsum(lengths) - lengths
-        self._carried, self._base, self._at = kept, self.clock, kept
+        self._carried = self._at = len(rows) - n
+        self._base = self.clock

@@ -1,4 +1,4 @@
-"""Sessions, the part of both recorders that takes finished episodes to the buffer and its file."""
+"""Sessions, the part of both recorders that takes finished episodes to the file and the buffer."""
 
 from __future__ import annotations
 
@@ -31,26 +31,14 @@ class LiveBuffer(TrajectoryBuffer):
     reader notices.
 
     Args:
-        observation_space: See `TrajectoryBuffer`.
-        action_space: See `TrajectoryBuffer`.
-        horizon: See `TrajectoryBuffer`.
+        settings: Spaces and time limit.
         fetch: Appends the episodes that wait; called before each read.
     """
 
-    def __init__(
-        self,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
-        *,
-        horizon: int | None = None,
-        fetch: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(observation_space, action_space, horizon=horizon)
-        self._source = fetch
-
-    def _fetch(self) -> None:
-        if self._source is not None:
-            self._source()
+    def __init__(self, settings: Settings, fetch: Callable[[], None]) -> None:
+        seen, chosen = settings.observation_space, settings.action_space
+        super().__init__(seen, chosen, horizon=settings.horizon)
+        self._fetch = fetch
 
     def view(self) -> Trajectories:
         """Return everything recorded so far, as read-only columns."""
@@ -105,14 +93,14 @@ class Settings:
         if not isinstance(self.held_out, Real) or not 0 <= self.held_out <= 1:
             raise ValueError(f"held_out={self.held_out} must be a share of the episodes, 0 to 1")
         if self.path is not None:
-            check_path(self.path, self.append, stacklevel=5)
+            check_path(self.path, self.append, stacklevel=6)
 
 
 class Session(ABC):
     """Keeps the policies and their changes, the finished episodes that wait, buffer and file.
 
-    `SingleSession` and `BatchedSession` keep the open episodes; they say what the clock is and how
-    the finished episodes that wait become columns.
+    `SingleSession` and `BatchedSession` keep the open episodes; they add finished ones to
+    `_waiting`, and say what the clock is and how those that wait become columns.
 
     Args:
         settings: The environment and the options.
@@ -121,12 +109,7 @@ class Session(ABC):
 
     def __init__(self, settings: Settings, file: EpisodeFile | None = None) -> None:
         self.settings = settings
-        self.buffer = LiveBuffer(
-            settings.observation_space,
-            settings.action_space,
-            horizon=settings.horizon,
-            fetch=self.hand_over,
-        )
+        self.buffer = LiveBuffer(settings, self.hand_over)
         self.policy_id: int | None = None
         self.dropped_episodes = 0
         self.dropped_steps = 0
@@ -134,13 +117,8 @@ class Session(ABC):
         if file is None and settings.path is not None:
             file = EpisodeFile(settings.path)
         self._file = file
+        self._loop = -1 if file is None else file.join(self.buffer, self._changes)
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
-        # log-probabilities of those asked for already, by their place among these
-        self._found: dict[int, NDArray[np.float64]] = {}
-        self._loop = -1  # number there
-        if file is not None:
-            self._loop = file.join(self.buffer, self._changes)
-        self._handing_over = False
         self._warned = False
 
     # Defined by the two kinds of session -------------------------------------------------
@@ -156,28 +134,16 @@ class Session(ABC):
         """Whether a recorded episode has begun and not ended."""
 
     @abstractmethod
-    def _batch(self) -> Any:
-        """Return all episodes that wait."""
+    def _lengths(self, waiting: list[Any]) -> NDArray[np.int64]:
+        """Return the numbers of steps of episodes that wait."""
 
     @abstractmethod
-    def _last(self) -> Any:
-        """Return the last element of `_waiting` as a batch."""
+    def _columns(self, waiting: list[Any]) -> Finished:
+        """Return the columns of episodes that wait."""
 
-    @abstractmethod
-    def _part(self, batch: Any, first: int, last: int) -> Any:
-        """Return the episodes first … last - 1 of a batch."""
-
-    @abstractmethod
-    def _size(self, batch: Any) -> tuple[int, int]:
-        """Return how many episodes and how many steps a batch has."""
-
-    @abstractmethod
-    def _columns(self, batch: Any) -> Finished:
-        """Return the columns of a batch."""
-
-    @abstractmethod
-    def _forget_waiting(self) -> None:
-        """Forget the episodes that wait: they are in the buffer, or dropped."""
+    def _one_by_one(self, waiting: list[Any]) -> list[Any]:
+        """Return the same with one episode in each element."""
+        return waiting
 
     # Policies ----------------------------------------------------------------------------
 
@@ -210,7 +176,7 @@ class Session(ABC):
     # Unfinished episodes -----------------------------------------------------------------
 
     def count_dropped(self, episodes: int, steps: int, *, warn: bool) -> None:
-        """Count open episodes that will never be complete."""
+        """Count episodes that will never be in the buffer."""
         self.dropped_episodes += episodes
         self.dropped_steps += steps
         if warn and not self._warned:
@@ -250,51 +216,29 @@ class Session(ABC):
     def hand_over(self) -> None:
         """Put the finished episodes that wait into the buffer, and into the file.
 
-        Episodes with an error are dropped and counted; the first error is raised once the other
-        episodes are safe.
+        Where that fails, they are tried one by one: episodes with an error are dropped and counted,
+        and the first error is raised once the others are safe.
         """
-        if self._waiting and not self._handing_over:  # the buffer, asked for its length, fetches
-            with held_back():
-                self._hand_over()
-
-    def _hand_over(self) -> None:
-        before = 0
-        try:
-            self._handing_over = True
-            before = len(self.buffer)
-            if not self._waiting:
-                return
-            # a policy is asked once: the audit and the file are not to see other numbers
-            last = len(self._waiting) - 1
-            if last not in self._found and len(self._found) == last > 0:
-                self._found_log_probs(self._columns(self._last()))
-            asked = len(self._found) == len(self._waiting)
-            found = [self._found[i] for i in range(last + 1)] if asked else []
-            error = self._store(self._batch(), np.concatenate(found) if asked else None)
-            self._forget_waiting()
-            if error is not None:
-                raise error
-        except BaseException:
-            if len(self.buffer) != before:  # interrupted: no episode may be stored twice
-                self._forget_waiting()
-            raise
-        finally:
-            self._handing_over = False
-            if not self._waiting:
-                self._found = {}
-
-    def _found_log_probs(self, finished: Finished) -> NDArray[np.float64] | None:
-        """Return what `_log_probs` does, and keep it for the hand-over, which explains errors.
-
-        Args:
-            finished: The last element of `_waiting`.
-        """
-        try:
-            found = self._log_probs(finished, self._policy_ids(finished))
-        except Exception:
-            return None
-        self._found[len(self._waiting) - 1] = found
-        return found
+        if not self._waiting:
+            return
+        first_error: Exception | None = None
+        with held_back():
+            size = len(self._waiting)
+            while some := self._waiting[:size]:
+                lengths = self._lengths(some)
+                try:
+                    episodes = self._append(self._columns(some))
+                except Exception as error:
+                    if len(lengths) > 1:
+                        self._waiting, size = self._one_by_one(self._waiting), 1
+                        continue
+                    self.count_dropped(1, int(lengths[0]), warn=False)
+                    first_error, episodes = first_error or _explained(error), None
+                del self._waiting[:size]
+                if self._file is not None and episodes is not None:
+                    self._file.append(self._loop, episodes)
+        if first_error is not None:
+            raise first_error
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand over first: a copy must not write episodes that wait here."""
@@ -310,33 +254,14 @@ class Session(ABC):
                 if self._file is not None:
                     self._file.close()
 
-    def _store(self, batch: Any, log_probs: NDArray[np.float64] | None = None) -> Exception | None:
-        """Store all episodes of a batch; where that fails, its halves. Return the first error."""
-        try:
-            self._append(self._columns(batch), log_probs)
-            return None
-        except Exception as error:
-            episodes, steps = self._size(batch)
-            if episodes == 1:
-                self.count_dropped(1, steps, warn=False)
-                if isinstance(error, PropensityMismatch):  # its message says so
-                    return error
-                kind = ValueError if isinstance(error, ValueError) else RuntimeError
-                explained = kind(f"{error}; the episode was dropped, not recorded")
-                explained.__cause__ = error
-                return explained
-        half = episodes // 2
-        first = self._store(self._part(batch, 0, half))
-        second = self._store(self._part(batch, half, episodes))
-        return second if first is None else first
-
-    def _append(self, finished: Finished, log_probs: NDArray[np.float64] | None) -> None:
+    def _append(self, finished: Finished) -> Trajectories:
+        """Append episodes to the buffer, all or none."""
         ids = self._policy_ids(finished)
-        episodes = self.buffer.append_many(
+        return self.buffer.append_many(
             finished.observations,
             finished.actions,
             finished.rewards,
-            self._log_probs(finished, ids) if log_probs is None else log_probs,
+            self._log_probs(finished, ids),
             ids,
             lengths=finished.lengths,
             terminated=finished.terminated,
@@ -345,52 +270,65 @@ class Session(ABC):
             start_clock=finished.start_clock,
             copy=False,
         )
-        if self._file is not None:
-            self._file.append(self._loop, episodes)
 
     def _policy_ids(self, finished: Finished) -> NDArray[np.int32]:
         """Return (S,) which policy acted."""
         last_change, k, _ = self._changes[-1]
         if finished.start_clock.min() >= last_change:
             return np.full(len(finished.rewards), k, dtype=np.int32)
-        table = np.array(self._changes, dtype=np.int64)
-        found = np.searchsorted(table[:, 0], finished.clocks(), side="right") - 1
-        return np.asarray(table[found, 1], dtype=np.int32)
+        clocks, policies, _ = np.array(self._changes, dtype=np.int64).T
+        acting = np.searchsorted(clocks, finished.clocks(), side="right") - 1
+        return np.asarray(policies[acting], dtype=np.int32)
 
     def _log_probs(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         """Return (S,) the log-probabilities that the loop gave, and the policy's own elsewhere."""
-        if finished.given is None:
-            return self._by_policies(finished, ids)
-        log_probs, given = finished.given
-        if not self.settings.audit and given.all():
+        log_probs, audit = finished.log_probs, self.settings.audit
+        given = ~np.isnan(log_probs)
+        if given.all() and not audit:
             return log_probs
-        found = self._by_policies(finished, ids)
-        if self.settings.audit:
-            self._audit(finished, found, ids)
-        return np.where(given, log_probs, found)
-
-    def _by_policies(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         policies = self.buffer.policies
-        return acting_log_probs(policies, ids, finished.observations, finished.actions)
+        computed = acting_log_probs(policies, ids, finished.observations, finished.actions)
+        if not given.any():
+            return computed
+        wrong = given & ~(np.abs(computed - log_probs) <= AUDIT_TOLERANCE)
+        if audit and wrong.any():
+            row = int(np.argmax(wrong))
+            k, both = int(ids[row]), (float(log_probs[row]), float(computed[row]))
+            raise self._mismatch(finished, wrong, k, *both)
+        return np.where(given, log_probs, computed)
 
-    def _audit(
-        self, finished: Finished, found: NDArray[np.float64], ids: NDArray[np.int32]
-    ) -> None:
-        """Raise if a given log-probability is not that of the policy."""
-        assert finished.given is not None
-        log_probs, given = finished.given
-        wrong = given & ~(np.abs(found - log_probs) <= AUDIT_TOLERANCE)
-        if not wrong.any():
-            return
+    def _mismatch(
+        self, finished: Finished, wrong: NDArray[np.bool_], k: int, given: float, computed: float
+    ) -> PropensityMismatch:
+        """Return the error of an audit.
+
+        Args:
+            finished: The episodes.
+            wrong: (S,) whether log-probabilities differ; the first such step is named.
+            k: The policy that acted there.
+            given: Its log-probability, as the loop says.
+            computed: The same, as the policy says.
+        """
         row = int(np.argmax(wrong))
         i, step = finished.locate(row)
-        n, length = int(wrong[row - step :][: finished.lengths[i]].sum()), finished.lengths[i]
-        raise PropensityMismatch(
-            f"{finished.name(i)}, step {step}: log_prob was given as {log_probs[row]:.6g}, but "
-            f"policy {ids[row]}, {self.buffer.policies[ids[row]]!r}, gives {found[row]:.6g} "
-            f"({n} of {length} steps differ by more than {AUDIT_TOLERANCE:g}); the episode was "
-            "dropped, not recorded. Call follow with the policy that acts before it acts, and "
-            "give the log-probability of the action that is executed",
+        length = int(finished.lengths[i])
+        n = int(wrong[row - step :][:length].sum())
+        return PropensityMismatch(
+            f"{finished.name(i)}, step {step}: log_prob was given as {given:.6g}, but policy {k}, "
+            f"{self.buffer.policies[k]!r}, gives {computed:.6g} ({n} of {length} steps differ by "
+            f"more than {AUDIT_TOLERANCE:g}); the episode was dropped, not recorded. Call follow "
+            "with the policy that acts before it acts, and give the log-probability of the action "
+            "that is executed",
             episode=int(finished.numbers[i]),
             step=step,
         )
+
+
+def _explained(error: Exception) -> Exception:
+    """Return an error that also says that the episode was dropped."""
+    if isinstance(error, PropensityMismatch):  # its message says so
+        return error
+    kind = ValueError if isinstance(error, ValueError) else RuntimeError
+    explained = kind(f"{error}; the episode was dropped, not recorded")
+    explained.__cause__ = error
+    return explained
