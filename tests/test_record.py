@@ -169,17 +169,6 @@ def test_a_buffer_can_be_extended_with_other_trajectories() -> None:
     assert_array_equal(env.buffer.view().lengths, [3, 3, 1, 1])
 
 
-def test_many_episodes() -> None:
-    env = recorder(ScriptedEnv(script("." * 99 + "T", "." * 6 + "C")))
-    play(env, 200)  # they are handed over several times
-    data = env.buffer.view()
-    assert_array_equal(data.lengths, [100, 7] * 100)
-    assert_array_equal(data.observations[:, 1], np.repeat(np.arange(200), data.lengths))
-    assert_array_equal(data.observations[:, 2], data.steps)
-    assert_array_equal(data.start_clock, data.offsets[:-1])
-    data.audit(1e-12)
-
-
 def test_finished_episodes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrappers.recording.single, "_WAITING_STEPS", 4)
     env = recorder()
@@ -274,15 +263,6 @@ class Asked:
         raise NotImplementedError
 
 
-def test_the_policy_computes_log_probs_in_batches() -> None:
-    env = RecordTrajectories(ScriptedEnv(EPISODES))
-    policy = Asked()
-    env.follow(policy)
-    play(env, 3)
-    assert len(env.buffer) == 3
-    assert policy.batches == [6]
-
-
 @pytest.mark.filterwarnings("ignore:Asked is not registered")
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_policy_that_is_audited_is_asked_once(stored: bool, tmp_path: Path) -> None:
@@ -299,21 +279,6 @@ def test_a_policy_that_is_audited_is_asked_once(stored: bool, tmp_path: Path) ->
     env.close()
     if path is not None:
         assert_array_equal(Trajectories.load(path).log_probs, expected)
-
-
-@pytest.mark.filterwarnings("ignore:Asked is not registered")
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_policy_is_asked_once_however_often_the_buffer_gets_full(
-    stored: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "episodes" if stored else None
-    env = RecordTrajectories(ScriptedEnv(script("." * 29 + "T")), path=path)
-    policy = Asked()
-    env.follow(policy)
-    play(env, 300, lambda t: -0.7)  # 9,000 steps: more than wait at a time
-    assert len(env.buffer) == 300
-    assert sum(policy.batches) == 9_000
-    env.close()
 
 
 @dataclass(eq=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -333,47 +332,6 @@ def test_a_policy_that_is_audited_is_asked_once(tmp_path: Path) -> None:
     assert sum(asked) == data.n_steps
     env.close()
     assert_array_equal(Trajectories.load(tmp_path / "episodes").log_probs, data.log_probs)
-
-
-@dataclass(frozen=True)
-class Scored(Constant):
-    """Policy whose log-probabilities differ from row to row; it counts what it is asked for."""
-
-    asked: list[int] = field(default_factory=list, compare=False)
-
-    def log_prob(self, observations: Tree, actions: Any) -> NDArray[np.float64]:
-        self.asked.append(len(observations))
-        return self.of(observations)
-
-    def of(self, observations: Tree) -> NDArray[np.float64]:
-        return np.asarray(-1.0 - np.abs(np.sin(1.7 * observations[:, 1] + observations[:, 2])))
-
-
-EVEN = [script("." * 15 + "T")] * 2
-
-
-def scored(path: Path) -> tuple[RecordTrajectories, Scored]:
-    env = RecordTrajectories(sync(EVEN, AutoresetMode.SAME_STEP), path=path)
-    policy = Scored(0.0)
-    with pytest.warns(UserWarning, match="Scored is not registered"):
-        env.follow(policy)
-    env.reset()
-    return env, policy
-
-
-def take_steps(env: RecordTrajectories, policy: Scored, steps: int) -> None:
-    """Take steps with given log-probabilities; go on after an interrupt."""
-    for _ in range(steps):
-        seen = env.unwrapped._observations  # type: ignore[attr-defined]
-        with contextlib.suppress(KeyboardInterrupt):
-            env.step(np.zeros(2, dtype=np.int64), log_prob=policy.of(seen))
-
-
-def test_a_policy_is_asked_once_however_often_the_buffer_gets_full(tmp_path: Path) -> None:
-    env, policy = scored(tmp_path / "episodes")
-    take_steps(env, policy, 1_600)  # hand-overs are 256 steps apart, at ends of episodes
-    assert env.buffer.view().n_steps == sum(policy.asked) == 3_200
-    env.close()
 
 
 def test_a_mismatch_is_named_and_the_others_are_kept() -> None:

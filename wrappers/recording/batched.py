@@ -15,7 +15,6 @@ from wrappers.recording.session import Session, Settings
 
 # Finished episodes go to the buffer together after so many rows, or vector steps.
 _WAITING_ROWS, _WAITING_STEPS = 24_576, 256
-_NONE = np.empty(0, dtype=np.int64)
 
 
 class BatchedSession(Session):
@@ -61,14 +60,12 @@ class BatchedSession(Session):
         self.held_out = np.zeros(num_envs, dtype=bool)  # whether the current episode is
         self.ended = np.ones(num_envs, dtype=bool)  # the next thing to happen is a reset
         self._lost = np.zeros(num_envs, dtype=bool)  # an error left them in an unknown state
-        self._any_lost = False
         self._open = np.zeros(num_envs, dtype=bool)  # a recorded episode is under way, or about to
         self._start = np.zeros(num_envs, dtype=np.int64)
         self._number = np.zeros(num_envs, dtype=np.int64)
         self._numbered = 0
         self._patience = min(max(_WAITING_ROWS // num_envs, 1), _WAITING_STEPS)
         self._due = self._patience
-        self._fresh = _NONE  # sub-envs about to take the first step of a recorded episode
 
     @property
     def clock(self) -> int:
@@ -96,7 +93,6 @@ class BatchedSession(Session):
         self._begin(np.flatnonzero(mask))
         self.ended = self.ended & ~mask
         self._lost &= ~mask
-        self._any_lost = bool(self._lost.any())
 
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """Store the actions of the coming step, and their log-probabilities if known."""
@@ -114,11 +110,10 @@ class BatchedSession(Session):
         truncations: NDArray[Any],
     ) -> None:
         """Store the outcome of a step, close the episodes that ended and begin the next ones."""
-        if len(self._fresh):
-            self._numbered += len(self._fresh)
-            if self.quota is not None:
-                self.quota[self._fresh] -= 1
-            self._fresh = _NONE
+        begun = self._about_to_begin()
+        self._numbered += int(np.count_nonzero(begun))
+        if self.quota is not None:
+            self.quota -= begun
         self.rows.advance(rewards)
         self.rows.see(observations)
         done = np.logical_or(terminations, truncations)
@@ -132,9 +127,7 @@ class BatchedSession(Session):
         restarted = self.autoreset.restarted(self.ended, done)
         self.ended = done
         if restarted is not None:
-            if self._any_lost:
-                restarted = restarted & ~self._lost
-            (envs,) = restarted.nonzero()
+            (envs,) = (restarted & ~self._lost).nonzero()
             if len(envs):
                 self._begin(envs)
 
@@ -150,18 +143,21 @@ class BatchedSession(Session):
         gone = self._open.copy() if mask is None else self._open & mask
         lengths = (self.clock - self._start)[gone]
         self._open[gone] = False
-        self._fresh = self._fresh[~gone[self._fresh]]
         if lengths.any():
             self.count_dropped(int((lengths > 0).sum()), int(lengths.sum()), warn=warn)
 
     def lose_track(self) -> None:
         """Record no sub-env before its next reset: an error hides which of them have moved."""
         self.drop(warn=False)
-        self._lost[:] = self._any_lost = True
+        self._lost[:] = True
 
     def _under_way(self) -> NDArray[np.bool_]:
         """Return (N,) whether a recorded episode has begun and not ended."""
         return self._open & (self._start < self.clock)
+
+    def _about_to_begin(self) -> NDArray[np.bool_]:
+        """Return (N,) whether the coming step is the first of a recorded episode."""
+        return self._open & (self._start == self.clock)
 
     def _begin(self, envs: NDArray[np.int64]) -> None:
         """Begin episodes of these sub-envs with the next step, as far as the quota allows.
@@ -174,10 +170,10 @@ class BatchedSession(Session):
             envs = envs[self.quota[envs] > 0]
         self._open[envs] = True
         self._start[envs] = self.clock
-        fresh = self._fresh = np.union1d(self._fresh, envs) if len(self._fresh) else envs
-        self._number[fresh] = np.arange(self._numbered, self._numbered + len(fresh))
+        (begun,) = self._about_to_begin().nonzero()  # some may have been reset before
+        self._number[begun] = np.arange(self._numbered, self._numbered + len(begun))
         if self.settings.held_out:
-            self.held_out[fresh] = self.is_held_out(self._number[fresh])
+            self.held_out[begun] = self.is_held_out(self._number[begun])
 
     # Those that wait are tables, one column for each episode: sub-env, clock at the start, length,
     # terminated, truncated, held out, number.

@@ -52,4 +52,4 @@ class Recorder:
         Args:
             horizon: The longest possible episode; None for the time limit of the environment.
         """
-        return self._session.settled(horizon)
+        return self.buffer.select(episodes=self._session.settled_mask(horizon))

@@ -189,10 +189,6 @@ class Session(ABC):
                 stacklevel=4,
             )
 
-    def settled(self, horizon: int | None = None) -> Trajectories:
-        """Return the finished episodes of `settled_mask`."""
-        return self.buffer.select(episodes=self.settled_mask(horizon))
-
     def settled_mask(self, horizon: int | None = None) -> NDArray[np.bool_]:
         """Return (n,) which finished episodes were begun at least `horizon` steps ago.
 
@@ -290,35 +286,28 @@ class Session(ABC):
         computed = acting_log_probs(policies, ids, finished.observations, finished.actions)
         if not given.any():
             return computed
-        wrong = given & ~(np.abs(computed - log_probs) <= AUDIT_TOLERANCE)
-        if audit and wrong.any():
-            row = int(np.argmax(wrong))
-            k, both = int(ids[row]), (float(log_probs[row]), float(computed[row]))
-            raise self._mismatch(finished, wrong, k, *both)
+        if audit:
+            self._audit(finished, computed, ids)
         return np.where(given, log_probs, computed)
 
-    def _mismatch(
-        self, finished: Finished, wrong: NDArray[np.bool_], k: int, given: float, computed: float
-    ) -> PropensityMismatch:
-        """Return the error of an audit.
-
-        Args:
-            finished: The episodes.
-            wrong: (S,) whether log-probabilities differ; the first such step is named.
-            k: The policy that acted there.
-            given: Its log-probability, as the loop says.
-            computed: The same, as the policy says.
-        """
+    def _audit(
+        self, finished: Finished, computed: NDArray[np.float64], ids: NDArray[np.int32]
+    ) -> None:
+        """Raise if a log-probability that the loop gave is not that of the policy."""
+        log_probs = finished.log_probs
+        wrong = ~np.isnan(log_probs) & ~(np.abs(computed - log_probs) <= AUDIT_TOLERANCE)
+        if not wrong.any():
+            return
         row = int(np.argmax(wrong))
         i, step = finished.locate(row)
         length = int(finished.lengths[i])
         n = int(wrong[row - step :][:length].sum())
-        return PropensityMismatch(
-            f"{finished.name(i)}, step {step}: log_prob was given as {given:.6g}, but policy {k}, "
-            f"{self.buffer.policies[k]!r}, gives {computed:.6g} ({n} of {length} steps differ by "
-            f"more than {AUDIT_TOLERANCE:g}); the episode was dropped, not recorded. Call follow "
-            "with the policy that acts before it acts, and give the log-probability of the action "
-            "that is executed",
+        raise PropensityMismatch(
+            f"{finished.name(i)}, step {step}: log_prob was given as {log_probs[row]:.6g}, but "
+            f"policy {ids[row]}, {self.buffer.policies[ids[row]]!r}, gives {computed[row]:.6g} "
+            f"({n} of {length} steps differ by more than {AUDIT_TOLERANCE:g}); the episode was "
+            "dropped, not recorded. Call follow with the policy that acts before it acts, and "
+            "give the log-probability of the action that is executed",
             episode=int(finished.numbers[i]),
             step=step,
         )
