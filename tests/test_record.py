@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,33 +218,6 @@ def row(tree: Tree, i: int) -> Any:
     return batches.map_leaves(lambda leaf: leaf[i], tree)
 
 
-@pytest.mark.parametrize("name", EXOTIC)
-def test_any_space(name: str, tmp_path: Path) -> None:
-    space, element = EXOTIC[name]
-    env = RecordTrajectories(
-        ScriptedEnv(
-            script("...T", "C"),
-            observation_space=space,
-            action_space=space,
-            observe=lambda who, episode, step: element(step),
-        ),
-        path=tmp_path / "episodes",
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the policy's class is not registered
-        env.follow(Constant())
-    env.reset()
-    for t in range(4):
-        assert space.contains(element(t + 4))
-        env.step(element(t + 4))
-    env.close()
-    for data in (env.buffer.view(), Trajectories.load(tmp_path / "episodes")):
-        assert len(data) == 1
-        for t in range(4):
-            assert same(row(data.observations, t), element(t)), t
-            assert same(row(data.actions, t), element(t + 4)), t
-
-
 # Probabilities --------------------------------------------------------------------------------
 
 
@@ -261,24 +233,6 @@ class Asked:
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> Any:
         raise NotImplementedError
-
-
-@pytest.mark.filterwarnings("ignore:Asked is not registered")
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_policy_that_is_audited_is_asked_once(stored: bool, tmp_path: Path) -> None:
-    path = tmp_path / "episodes" if stored else None
-    env = RecordTrajectories(ScriptedEnv(EPISODES), path=path)
-    policy = Asked()
-    env.follow(policy)
-    given = [-0.7, None, -0.70001, -0.7, None, -0.69999]
-    play(env, 3, lambda t: given[t])
-    assert policy.batches == [3, 1, 2]
-    expected = [-0.7 if x is None else x for x in given]
-    assert_array_equal(env.buffer.view().log_probs, expected)
-    assert policy.batches == [3, 1, 2]
-    env.close()
-    if path is not None:
-        assert_array_equal(Trajectories.load(path).log_probs, expected)
 
 
 @dataclass(eq=False)
@@ -358,22 +312,6 @@ def test_without_an_audit_given_log_probs_are_not_compared() -> None:
     assert policy.batches == []
     with pytest.raises(PropensityMismatch):
         env.buffer.audit()
-
-
-def test_an_action_of_probability_zero_is_an_error() -> None:
-    @dataclass(frozen=True)
-    class Never(Constant):
-        def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
-            return np.where(observations[:, 1] + observations[:, 2] == 2, -np.inf, -0.5)
-
-    env = RecordTrajectories(ScriptedEnv(script("..T", "T", "T", "..T")))
-    env.follow(Never())
-    play(env, 4)
-    with pytest.raises(ValueError, match=r"episode 0, step 2: log_probs is -inf.*was dropped"):
-        env.buffer.view()
-    # the other episodes are kept, and the error is raised once
-    assert_array_equal(env.buffer.view().observations[:, 1], [1, 3, 3, 3])
-    assert (env.dropped_episodes, env.dropped_steps) == (2, 4)
 
 
 def test_log_probs_of_a_wrong_shape_are_an_error() -> None:
@@ -686,18 +624,6 @@ def test_a_buffer_can_be_pickled_by_itself() -> None:
     buffer = pickle.loads(pickle.dumps(env.buffer))
     play(env, 1)
     assert (len(buffer), len(env.buffer)) == (2, 3)
-
-
-def test_close_may_be_called_again(tmp_path: Path) -> None:
-    for path in (None, tmp_path / "episodes"):
-        env = recorder(ScriptedEnv(script("..T")), path=path)
-        play(env, 1)
-        env.reset()
-        env.step(0)
-        env.close()
-        env.close()
-        assert len(env.buffer) == 1
-        assert env.dropped_episodes == 1
 
 
 def test_a_vector_env_is_refused() -> None:

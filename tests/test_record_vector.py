@@ -29,6 +29,7 @@ from wrappers.recording.autoreset import AUTORESETS
 from wrappers.vector import RecordTrajectories
 
 MODES = list(AutoresetMode)
+TWINS = [None, *MODES]  # None is the recorder of a single env
 SIGMOID = LinearSigmoid(np.array([0.1, -0.2, 0.3]), 0.05)
 SCRIPTS = [script("..T", "C", ".B"), script(".....C", "T"), script("T", "...T", "T", ".C")]
 
@@ -217,33 +218,53 @@ def batched(space: gym.Space[Any], elements: list[Any]) -> Any:
     return gym.vector.utils.concatenate(space, elements, room)
 
 
-@pytest.mark.parametrize("mode", MODES)
+def twin(
+    mode: AutoresetMode | None,
+    episodes: Sequence[str],
+    *,
+    path: Path | None = None,
+    **settings: Any,
+) -> Any:
+    """Return a recorder of one environment, or of two equal ones in a vector environment."""
+    if mode is None:
+        return wrappers.RecordTrajectories(ScriptedEnv(episodes, **settings), path=path)
+    envs = [lambda: ScriptedEnv(episodes, **settings)] * 2
+    return RecordTrajectories(SyncVectorEnv(envs, copy=False, autoreset_mode=mode), path=path)
+
+
+def play(env: Any, steps: int, action: Any = 0, log_prob: float | None = None) -> None:
+    """Take steps with either recorder, all sub-envs alike."""
+    if isinstance(env, RecordTrajectories):
+        actions = batched(env.single_action_space, [action] * 2)
+        drive(env, steps, lambda t: actions, lambda t: log_prob and np.full(2, log_prob))
+        return
+    for _ in range(steps):
+        *_, terminated, truncated, _ = env.step(action, log_prob)
+        if terminated or truncated:
+            env.reset()
+
+
+@pytest.mark.filterwarnings("ignore:Constant is not registered")
+@pytest.mark.parametrize("mode", TWINS)
 @pytest.mark.parametrize("name", EXOTIC)
-def test_any_space(name: str, mode: AutoresetMode, tmp_path: Path) -> None:
+def test_any_space(name: str, mode: AutoresetMode | None, tmp_path: Path) -> None:
     space, element = EXOTIC[name]
-    inner = SyncVectorEnv(
-        [
-            lambda: ScriptedEnv(
-                script("...T"),
-                observation_space=space,
-                action_space=space,
-                observe=lambda who, episode, step: element(step),
-            )
-        ]
-        * 2,
-        copy=False,
-        autoreset_mode=mode,
+    env = twin(
+        mode,
+        script("...T"),
+        path=tmp_path / "episodes",
+        observation_space=space,
+        action_space=space,
+        observe=lambda who, episode, step: element(step),
     )
-    env = RecordTrajectories(inner, path=tmp_path / "episodes")
-    with pytest.warns(UserWarning, match="not registered"):
-        env.follow(Constant())
+    env.follow(Constant())
     env.reset()
     for t in range(4):
-        env.step(batched(space, [element(t + 4)] * 2))
+        play(env, 1, element(t + 4))
     env.close()
     for data in (env.buffer.view(), Trajectories.load(tmp_path / "episodes")):
-        assert_array_equal(data.lengths, [4, 4])
-        for i in range(8):
+        assert_array_equal(data.lengths, [4] * (1 if mode is None else 2))
+        for i in range(data.n_steps):
             assert same(row(data.observations, i), element(i % 4)), i
             assert same(row(data.actions, i), element(i % 4 + 4)), i
 
@@ -314,7 +335,12 @@ def test_given_log_probs_are_kept_as_they_are() -> None:
     assert_array_equal(data.log_probs, [-0.5, -0.5, -0.50001, -0.5, float(np.float32(-0.49999))])
 
 
-def test_a_policy_that_is_audited_is_asked_once(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*Asked is not registered")
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("mode", TWINS)
+def test_a_policy_that_is_audited_is_asked_once(
+    mode: AutoresetMode | None, stored: bool, tmp_path: Path
+) -> None:
     asked: list[int] = []
 
     @dataclass(frozen=True)
@@ -323,15 +349,17 @@ def test_a_policy_that_is_audited_is_asked_once(tmp_path: Path) -> None:
             asked.append(len(actions))
             return super().log_prob(observations, actions)
 
-    env = RecordTrajectories(sync(mode=AutoresetMode.SAME_STEP), path=tmp_path / "episodes")
-    with pytest.warns(UserWarning, match="Asked is not registered"):
-        env.follow(Asked(-0.5))
+    env = twin(mode, script("..T", "C"), path=tmp_path / "episodes" if stored else None)
+    env.follow(Asked(-0.5))
     env.reset()
-    drive(env, 6, log_prob=lambda t: np.full(3, -0.50001 if t % 2 else -0.5))
+    for t in range(8):
+        play(env, 1, log_prob=(None, -0.50001, -0.5)[t % 3])
     data = env.buffer.view()
-    assert sum(asked) == data.n_steps
+    assert sum(asked) == data.n_steps >= 8
+    assert set(data.log_probs) == {-0.5, -0.50001}
     env.close()
-    assert_array_equal(Trajectories.load(tmp_path / "episodes").log_probs, data.log_probs)
+    if stored:
+        assert_array_equal(Trajectories.load(tmp_path / "episodes").log_probs, data.log_probs)
 
 
 def test_a_mismatch_is_named_and_the_others_are_kept() -> None:
@@ -573,22 +601,23 @@ def test_a_reset_that_raises_drops_the_open_episodes() -> None:
     assert len(env.buffer) == 2
 
 
-def test_an_action_of_probability_zero_is_an_error() -> None:
+@pytest.mark.parametrize("mode", TWINS)
+def test_an_action_of_probability_zero_is_an_error(mode: AutoresetMode | None) -> None:
     @dataclass(frozen=True)
     class Never(Constant):
         def log_prob(self, observations: Tree, actions: Tree) -> NDArray[np.float64]:
-            return np.where(observations.sum(axis=1) == 5, -np.inf, -0.5)
+            return np.where(observations[:, 1] + observations[:, 2] == 2, -np.inf, -0.5)
 
-    env = RecordTrajectories(sync(mode=AutoresetMode.SAME_STEP))
+    env = twin(mode, script("..T", "T", "T", "..T"))
     env.follow(Never())
     env.reset()
-    drive(env, 6)
-    n = env.finished_episodes
-    with pytest.raises(ValueError, match=r"step \d: log_probs is -inf.*was dropped, not recorded"):
+    play(env, 11)
+    with pytest.raises(ValueError, match=r"step 2: log_probs is -inf.*was dropped, not recorded"):
         env.buffer.view()
-    assert len(env.buffer) == n - env.dropped_episodes
-    assert env.dropped_episodes > 0
-    assert (env.buffer.view().observations.sum(axis=1) != 5).all()
+    # the other episodes are kept, and the error is raised once
+    data, n = env.buffer.view(), 1 if mode is None else 2
+    assert_array_equal(data.observations[: 2 * n, 1], np.repeat([1, 3], [n, n]))
+    assert (env.dropped_episodes, env.dropped_steps) == (2 * n, 4 * n)
 
 
 def test_actions_of_a_wrong_shape_are_an_error() -> None:
@@ -645,12 +674,16 @@ def test_copies_record_independently() -> None:
     assert env._saved_kwargs == {"held_out": 0.0, "path": None, "append": None, "audit": True}
 
 
-def test_close_may_be_called_again(tmp_path: Path) -> None:
-    for path in (None, tmp_path / "episodes"):
-        env = recorder(path=path)
-        env.reset()
-        drive(env, 4)
-        env.close()
-        env.close()
-        assert len(env.buffer) > 0
-        assert env.dropped_episodes > 0
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("mode", TWINS)
+def test_close_may_be_called_again(
+    mode: AutoresetMode | None, stored: bool, tmp_path: Path
+) -> None:
+    env = twin(mode, script("..T"), path=tmp_path / "episodes" if stored else None)
+    env.follow(SIGMOID)
+    env.reset()
+    play(env, 5)
+    env.close()
+    env.close()
+    n = 1 if mode is None else 2
+    assert (len(env.buffer), env.dropped_episodes) == (n, n)

@@ -157,7 +157,7 @@ class BatchedSession(Session):
 
     def _about_to_begin(self) -> NDArray[np.bool_]:
         """Return (N,) whether the coming step is the first of a recorded episode."""
-        return self._open & (self._start == self.clock)
+        return np.asarray(self._open & (self._start == self.clock))
 
     def _begin(self, envs: NDArray[np.int64]) -> None:
         """Begin episodes of these sub-envs with the next step, as far as the quota allows.
