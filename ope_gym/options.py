@@ -217,9 +217,9 @@ def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _known_name(name: str) -> str:
-    found = ALIASES.get(name, name)
-    if found in ESTIMATORS or found in GROUPS:
-        return found
+    ours = ALIASES.get(name, name)
+    if ours in ESTIMATORS or ours in GROUPS:
+        return ours
     known = [*ESTIMATORS, *ALIASES, *GROUPS]
     spelt = {word.lower(): word for word in known}  # close matches whatever the case
     close = difflib.get_close_matches(str(name).lower(), spelt, 1)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from ope_gym.data.paths import is_uri
-from ope_gym.data.tables.layout import NAMING, did_you_mean, scan_parquet
 from ope_gym.inference.intervals import KINDS, Betting, Bootstrap, IntervalKind
 from ope_gym.options import Q_MODELS, Compute, Options, OptionValues, Weighting
 from ope_gym.policies import Target, UnavailablePolicy
@@ -90,6 +89,8 @@ def _located(word: str) -> Path | str:
 
 def column_names(words: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the names of columns that --column gives, as `Trajectories.from_frame` takes them."""
+    from ope_gym.data.tables.layout import NAMING, did_you_mean  # loads gymnasium
+
     names: dict[str, Any] = {}
     for name, word in (words or {}).items():
         if name not in NAMING:
@@ -102,7 +103,11 @@ def column_names(words: Mapping[str, str] | None) -> dict[str, Any]:
 
 def episodes_of(files: Sequence[Path], column: Mapping[str, str] | None) -> Any:
     """Return files, or the table that they are if its columns have names."""
-    return scan_parquet(files, **column_names(column)) if column else files
+    if not column:
+        return files
+    from ope_gym.data.tables.layout import scan_parquet
+
+    return scan_parquet(files, **column_names(column))
 
 
 File = Annotated[Path, _located]

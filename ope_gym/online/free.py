@@ -30,7 +30,7 @@ from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, latest_steps, simulate
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.base import asked, check_target
+from ope_gym.policies.base import ask_once, check_target
 from ope_gym.verdict import Verdict
 
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
@@ -313,7 +313,7 @@ class FreeEvaluation:
         if not window.size or not len(self.stream.starts()):
             return None
         if window.observations.size:
-            asked(snapshot.policy, window.observations, window.actions)
+            ask_once(snapshot.policy, window.observations, window.actions)
         return fit_advantages(
             window,
             snapshot.policy,

@@ -382,7 +382,7 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
     return policy
 
 
-def asked(policy: Policy, observations: Tree, actions: Tree) -> Policy:
+def ask_once(policy: Policy, observations: Tree, actions: Tree) -> Policy:
     """Return the policy, after a question about the first row if its `probs` may turn out missing.
 
     A `TorchPolicy` does not know before whether its actions are finitely many.

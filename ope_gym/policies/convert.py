@@ -26,8 +26,8 @@ def register_converter(package: str, convert: Converter) -> None:
     """Let objects of a package stand wherever a policy is expected.
 
     Args:
-        package: name of the package that their class, or a base of it, comes from.
-        convert: returns a policy for such an object.
+        package: Name of the package that their class, or a base of it, comes from.
+        convert: Function that returns a policy for such an object.
     """
     _CONVERTERS[package] = convert
 
@@ -43,9 +43,9 @@ def as_policy(target: Any, name: str = "target") -> Any:
     """Return the policy of a model, a saved model or a torch module; other objects as they are.
 
     Args:
-        target: a policy, a model of Stable-Baselines3, the path of a saved one (.zip), or a torch
+        target: A policy, a model of Stable-Baselines3, the path of a saved one (.zip), or a torch
             module that returns logits or a distribution.
-        name: name of the argument, for messages.
+        name: Name of the argument, for messages.
     """
     if hasattr(target, "log_prob") and hasattr(target, "sample"):
         return target
@@ -53,15 +53,15 @@ def as_policy(target: Any, name: str = "target") -> Any:
         path = os.fspath(target)
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{name} is {path!r}, and there is no such file")
-        return _found(_READERS[os.path.splitext(path)[1]], name)(path)
+        return _imported(_READERS[os.path.splitext(path)[1]], name)(path)
     for base in type(target).__mro__:
         convert = _CONVERTERS.get(base.__module__.partition(".")[0])
         if convert is not None:
-            return (_found(convert, name) if isinstance(convert, str) else convert)(target)
+            return (_imported(convert, name) if isinstance(convert, str) else convert)(target)
     return target
 
 
-def _found(place: str, name: str) -> Any:
+def _imported(place: str, name: str) -> Any:
     module, _, function = place.partition(":")
     try:
         return getattr(import_module(module), function)

@@ -49,28 +49,28 @@ class Columns:
             raise ValueError(
                 f"the batch has {len(flat)} columns, the features learned {self.is_number.size}"
             )
-        found = np.empty((self.width, batches.length(batch)))  # each column in one piece
+        encoded = np.empty((self.width, batches.length(batch)))  # each column in one piece
         for row, j, mean, scale in zip(
-            found, np.flatnonzero(self.is_number), self.mean, self.scale, strict=False
+            encoded, np.flatnonzero(self.is_number), self.mean, self.scale, strict=False
         ):
             np.subtract(flat[j], mean, out=row, dtype=np.float64)
             row *= scale
-        numbers = found[: self.numbers]
+        numbers = encoded[: self.numbers]
         np.clip(numbers, -_FAR, _FAR, out=numbers)
         whole = np.flatnonzero(~self.is_number)
-        for row, j, value in zip(found[self.numbers :], self.category, self.value, strict=True):
+        for row, j, value in zip(encoded[self.numbers :], self.category, self.value, strict=True):
             np.equal(flat[whole[j]].astype(np.float64), value, out=row)
-        return found.T
+        return encoded.T
 
 
 def flat_leaves(batch: Tree) -> list[FloatArray]:
     """Return the leaves as (n, columns) each."""
     n = batches.length(batch)
-    found = [leaf.reshape(n, -1) for leaf in batches.leaves(batch)]
-    for leaf in found:
+    flat = [leaf.reshape(n, -1) for leaf in batches.leaves(batch)]
+    for leaf in flat:
         if leaf.dtype.kind not in "iubf":
             raise ValueError(
                 f"the batch has dtype {leaf.dtype}: features are made of numbers; give "
                 "features=, a callable from a batch to (n, d)"
             )
-    return found
+    return flat

@@ -69,14 +69,14 @@ class EstimatedPolicy(Finite):
     """A behaviour policy as it was estimated from its own episodes.
 
     Args:
-        policy: what was fitted, of the actions that were taken at all, on encoded observations.
-        columns: how observations are encoded; None for the whole numbers that they are.
+        policy: Fitted policy over the actions that were ever taken, on encoded observations.
+        columns: Encoding of observations; None where they are whole numbers as they stand.
         degree: 2 to add products of the numbers, 0 for none of them: shares of the actions.
         taken: (A,) whether an action was ever taken; the others have probability 0.
-        logger: number of the logger whose episodes it learned from.
-        fold: fold that it did not learn from, or `ALL`.
+        logger: Number of the logger whose episodes it learned from.
+        fold: Fold that it did not learn from, or `ALL`.
         scatter: (R, ...) draws of the estimation error of the weights of a logit; None if unknown.
-        name: name of the logger, where it has one.
+        name: Name of the logger, where it has one.
     """
 
     kind: ClassVar[str] = "estimated"
@@ -186,8 +186,8 @@ def logger_name(policy: Policy, *, fold: bool = False) -> str:
     """Return the name of the logger of an estimated policy; empty for any other policy.
 
     Args:
-        policy: any.
-        fold: whether to add the fold that it did not learn from.
+        policy: Any policy.
+        fold: Whether to add the fold that it did not learn from.
     """
     if not isinstance(policy, EstimatedPolicy):
         return ""

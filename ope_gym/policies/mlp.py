@@ -142,16 +142,16 @@ class Network:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return everything as numbers."""
-        found: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[Any]] = {
             "activation": np.array(_NAMES.index(self.activation)),
             "n_states": np.array(self.n_states),
         }
         for i, (weights, bias) in enumerate(self.layers):
-            found |= {f"weights_{i}": weights, f"bias_{i}": bias}
+            arrays |= {f"weights_{i}": weights, f"bias_{i}": bias}
         if self.standardiser is not None:
             s = self.standardiser
-            found |= {"mean": s.mean, "scale": s.scale, "clip": np.array(s.clip)}
-        return found
+            arrays |= {"mean": s.mean, "scale": s.scale, "clip": np.array(s.clip)}
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Network:

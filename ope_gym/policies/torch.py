@@ -91,8 +91,7 @@ class TorchPolicy:
         return self._probs
 
     def _probs(self, observations: Tree) -> FloatArray:
-        tables = [answer.probs() for _, answer in self._answers(observations)]
-        return np.concatenate(tables)
+        return np.concatenate([answer.probs() for _, answer in self._answers(observations)])
 
     def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[Any]:
         """Draw one action a row, decided by `rng`; torch's own random state stays as it was."""

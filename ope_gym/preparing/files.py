@@ -25,7 +25,7 @@ from ope_gym.models.base import Baseline, CrossFitted, FoldSums, QModel
 from ope_gym.models.folds import FOLDS, baselines
 from ope_gym.options import Options
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.base import Snapshot, asked, is_ours
+from ope_gym.policies.base import Snapshot, ask_once, is_ours
 from ope_gym.preparing.survey import Survey
 from ope_gym.preparing.weighing import Shared, Weighing
 from ope_gym.scale.sources import Section, Source, Task, changed
@@ -77,7 +77,7 @@ class Files:
         """Return the default q model, which needs a finite target."""
         source = self._survey.source
         _, chunk = next(source.chunks(source.tasks[0]))
-        if not isinstance(asked(target, chunk.observations, chunk.actions), FinitePolicy):
+        if not isinstance(ask_once(target, chunk.observations, chunk.actions), FinitePolicy):
             return None
         return default_linear(chunk, target)
 

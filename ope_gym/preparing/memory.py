@@ -26,7 +26,7 @@ from ope_gym.models.base import (
 from ope_gym.models.folds import cross_fit, cross_fit_targets, past_only
 from ope_gym.options import Options
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.base import asked
+from ope_gym.policies.base import ask_once
 from ope_gym.preparing.survey import Survey
 from ope_gym.preparing.weighing import (
     Held,
@@ -68,7 +68,7 @@ class Memory:
 
     def policy(self, policy: Policy) -> Policy:
         """Return a policy as it can be asked."""
-        return asked(policy, self._data.observations, self._data.actions)
+        return ask_once(policy, self._data.observations, self._data.actions)
 
     def lacks(self, target: Policy) -> dict[str, str]:
         """Return why needs of estimators are not met, in words."""

@@ -27,7 +27,7 @@ from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed
 from ope_gym.models.base import Baseline, QModel
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.base import asked
+from ope_gym.policies.base import ask_once
 from ope_gym.verdict import Reason
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import Behaviours, redrawn
@@ -221,7 +221,7 @@ def past_columns(data: Trajectories, target: Policy) -> tuple[NDArray[Any], NDAr
     those of one array they are a part of it, not a copy.
     """
     taken = _numbers(data.actions, "iubf")
-    target = asked(target, data.observations, data.actions)
+    target = ask_once(target, data.observations, data.actions)
     if isinstance(target, FinitePolicy) and taken.shape[1] == 1:
         actions = target.probs(batches.take(data.observations, slice(0, 1))).shape[1]
         if actions <= _PAST:

@@ -171,8 +171,8 @@ def hparams(
     summaries = []
     for name, part in parts.items():
         content = plugin_data_pb2.HParamsPluginData(version=0, **part).SerializeToString()
-        told = SummaryMetadata.PluginData(plugin_name="hparams", content=content)
-        value = Summary.Value(tag=f"_hparams_/{name}", metadata=SummaryMetadata(plugin_data=told))
+        data = SummaryMetadata.PluginData(plugin_name="hparams", content=content)
+        value = Summary.Value(tag=f"_hparams_/{name}", metadata=SummaryMetadata(plugin_data=data))
         summaries.append(Summary(value=[value]))
     return summaries
 
@@ -187,8 +187,8 @@ def _tensor(
     about: bytes = b"",
 ) -> Summary:
     """Return a string as a tensor of a plugin; `about` is the data that the plugin asks for."""
-    told = SummaryMetadata.PluginData(plugin_name=plugin, content=about)
+    data = SummaryMetadata.PluginData(plugin_name=plugin, content=about)
     sizes = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in shape])
     tensor = TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=sizes)
-    metadata = SummaryMetadata(plugin_data=told, data_class=data_class)
+    metadata = SummaryMetadata(plugin_data=data, data_class=data_class)
     return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])

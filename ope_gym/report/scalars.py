@@ -24,19 +24,19 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
     `ope_gym.inference.diagnostics.SCALARS`.
     """
     best = by_recommendation(evaluation)[0]  # whatever its colour: the same all through a run
-    found: dict[str, float | None] = {}
+    numbers: dict[str, float | None] = {}
     for name, e in evaluation.items():
-        found |= {f"ope/{name}/{end}": number for end, number in band(e).items()}
+        numbers |= {f"ope/{name}/{end}": value for end, value in band(e).items()}
     e = evaluation[best]
-    found["ope/fresh_episodes"] = e.fresh_episodes
-    found["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
+    numbers["ope/fresh_episodes"] = e.fresh_episodes
+    numbers["ope/verdict"] = float(VERDICTS.index(e.verdict.colour))
     capped = best in ESTIMATORS and ESTIMATORS[best].capped
-    found |= {
+    numbers |= {
         f"diagnostics/{best}/{key}": getattr(e.diagnostics, key)
         for key in SCALARS
         if key != "capped_share" or capped
     }
-    return {tag: float(n) for tag, n in found.items() if n is not None and math.isfinite(n)}
+    return {tag: float(n) for tag, n in numbers.items() if n is not None and math.isfinite(n)}
 
 
 def band(estimate: Estimate) -> dict[str, float]:

@@ -72,8 +72,8 @@ def decimals(estimate: Estimate) -> int | None:
     None where there is no error to go by.
     """
     ends = estimate.interval
-    found = places(estimate.standard_error)
-    return places((ends.high - ends.low) / 4) if found is None else found
+    digits = places(estimate.standard_error)
+    return places((ends.high - ends.low) / 4) if digits is None else digits
 
 
 def places(error: float) -> int | None:
