@@ -13,6 +13,7 @@ there is one column, and no ratio.
     first     the first evaluate ever, with nothing compiled: the time beyond the second one
     rank      50 checkpoints by auto
     share     the same as a share of 50 calls of evaluate of the same checkout
+    screen    50 checkpoints by NFIS, as a share of these calls, which are by auto
     train     train.py --env CartPole-v1, once compiled code is there
     fresh     the same with nothing compiled
     memory    peak of the heap beyond the data at 600,000 steps with auto, in MB
@@ -28,11 +29,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
-CASES = ("evaluate", "values", "first", "rank", "share", "train", "fresh", "memory")
+CASES = ("evaluate", "values", "first", "rank", "share", "screen", "train", "fresh", "memory")
 _CHECKPOINTS = 50
 _STEPS = 600_000
 
@@ -64,7 +66,8 @@ def compare(case: str, recorded: dict[Path, str], processes: int) -> None:
         for checkout, path in recorded.items():
             seconds[checkout].append(in_process(case, path, checkout))
     best = [min(times) for times in seconds.values()]
-    unit = {"share": "of as many evaluates", "memory": "MB"}.get(case, "s")
+    shares = dict.fromkeys(("share", "screen"), "of as many evaluates")
+    unit = {**shares, "memory": "MB"}.get(case, "s")
     beside = f", {best[0] / best[1]:.2f} times {best[1]:.3f}" if len(best) > 1 else ""
     print(f"{case:10s} {best[0]:8.3f} {unit}{beside}", flush=True)
 
@@ -133,20 +136,20 @@ def first_case(path: str) -> float:
     return times[0] - min(times[1:])
 
 
-def rank_case(path: str) -> float:
+def rank_case(path: str, estimator: str = "auto") -> float:
     from ope_gym.analysis.ranking import rank
 
     data, near = checkpoints(path)
-    return min(seconds(lambda: rank(data, near, "auto", held_out=False)) for _ in range(2))
+    return min(seconds(lambda: rank(data, near, estimator, held_out=False)) for _ in range(2))
 
 
-def share_case(path: str) -> float:
+def share_case(path: str, estimator: str = "auto") -> float:
     from ope_gym import evaluate
 
     data, near = checkpoints(path)
     evaluate(data, near[0], "auto", held_out=False)
     single = min(seconds(lambda: evaluate(data, near[0], "auto", held_out=False)) for _ in range(8))
-    return rank_case(path) / (_CHECKPOINTS * single)
+    return rank_case(path, estimator) / (_CHECKPOINTS * single)
 
 
 def checkpoints(path: str) -> tuple[Any, list[Any]]:
@@ -199,6 +202,7 @@ WORK = {
     "first": first_case,
     "rank": rank_case,
     "share": share_case,
+    "screen": partial(share_case, estimator="NFIS"),
     "train": train_case,
     "fresh": train_case,
     "memory": memory_case,
