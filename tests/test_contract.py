@@ -16,7 +16,6 @@ from ope_gym import (
     Bootstrap,
     Evaluation,
     Weighting,
-    arrays,
     evaluate,
     evaluate_log_probs,
 )
@@ -197,14 +196,6 @@ def test_splitting_and_merging_changes_nothing() -> None:
             assert want[name].value == pytest.approx(whole_value, rel=1e-12)
 
 
-def test_basic_values_of_parts_average_to_that_of_the_whole() -> None:
-    data = recorded(7)
-    parts = [data.trajectories.select(policies=k) for k in range(3)]
-    values = [evaluate(part, data.target, estimators="BIS")["BIS"].value for part in parts]
-    whole = evaluate(data.trajectories, data.target, estimators="BIS")["BIS"].value
-    assert np.average(values, weights=[5, 3, 8]) == pytest.approx(whole, rel=1e-12)
-
-
 @pytest.mark.parametrize("method", list(KINDS))
 def test_both_doors_give_the_same_numbers(method: str) -> None:
     data = recorded(9)
@@ -306,12 +297,6 @@ def test_weights_across_hundreds_of_decades_agree_with_the_reference(behaviours:
     for scheme, got in formula.log_weights(*arrays, formula.SCHEMES).items():
         want = np.concatenate(reference.log_weights(scheme, data))
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-10, err_msg=scheme)
-
-
-def test_cores_are_counted_on_systems_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arrays.cores() >= 1
-    monkeypatch.delattr("os.sched_getaffinity", raising=False)
-    assert arrays.cores() >= 1
 
 
 @every
@@ -638,19 +623,6 @@ def test_a_higher_cap_never_lowers_a_plain_value_of_rewards_above_zero(
             assert lower <= higher * (1 + 1e-12)
         assert value_of(name, data, cap=1e12) == pytest.approx(top, rel=1e-12)
         assert value_of(name, data, cap=np.inf) == pytest.approx(top, rel=1e-12)
-
-
-@properties
-@given(data=ragged(zeros=False), seed=st.integers(0, 1000))
-def test_properties_hold_for_any_order(data: Data, seed: int) -> None:
-    order = np.random.default_rng(seed).permutation(data.behaviour_ids.size)
-    one, other = evaluate_log_probs(*data), evaluate_log_probs(*pick(data, order))
-    for name in one:
-        same = pytest.approx(other[name].value, rel=1e-10, abs=1e-12, nan_ok=True)
-        assert one[name].value == same  # NaN: OUIS where only certain behaviours count
-        assert one[name].standard_error == pytest.approx(
-            other[name].standard_error, rel=1e-8, abs=1e-10, nan_ok=True
-        )
 
 
 @properties

@@ -11,6 +11,7 @@ from ope_gym import Weighting, evaluate_log_probs
 from ope_gym.weights.formula import log_weights
 from studies import oracle
 from tests import reference, small_mdps
+from tests.builders import one_step, value_of
 from tests.reference import Data
 from tests.small_mdps import MDP, Policy, Population
 
@@ -18,14 +19,6 @@ Array = NDArray[np.float64]
 PLAIN = ["BIS", "FIS", "OUIS"]
 ALL = list(reference.ESTIMATORS)
 COUNTS = [(3,), (1, 2), (4, 1, 2), (1, 3, 2, 1)]  # of one to four behaviours
-
-
-def value_of(name: str, data: Data, *, gamma: float = 1.0, cap: float = 10.0) -> float:
-    return float(
-        evaluate_log_probs(*data, estimators=[name], gamma=gamma, weighting=Weighting(cap=cap))[
-            name
-        ].value
-    )
 
 
 def plain_moments(
@@ -61,19 +54,6 @@ def test_plain_estimators_are_unbiased(seed: int, counts: tuple[int, ...]) -> No
         for name, (mean, _) in plain_moments(population, gamma).items():
             assert mean == pytest.approx(truth, abs=1e-12), name
         assert plain_moments(population, gamma, model)["OUIS"][0] == pytest.approx(truth, abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_values_average_to_the_truth_over_all_data_sets(seed: int) -> None:
-    mdp, target, behaviours = problem(seed, (1, 2), horizon=1, rewards=(-1.0, 2.0))
-    ids, truth = (0, 1, 1), small_mdps.value(mdp, target, 1.0)
-    means: dict[str, list[float]] = {name: [] for name in PLAIN}
-    for episodes, chance in small_mdps.data_sets(mdp, behaviours, ids):
-        data = small_mdps.arrays(episodes, ids, target, behaviours)
-        for name, found in evaluate_log_probs(*data, estimators=PLAIN).items():
-            means[name].append(chance * float(found.value))
-    for name, terms in means.items():
-        assert math.fsum(terms) == pytest.approx(truth, abs=1e-12), name
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -331,23 +311,6 @@ def test_log_weights_agree_with_the_reference_and_take_given_counts(case: str) -
 # --- limits ---------------------------------------------------------------------------------
 
 
-def one_step(
-    target: Sequence[float],
-    behaviours: Sequence[Sequence[float]],
-    ids: Sequence[int],
-    rewards: Sequence[float],
-) -> Data:
-    """Probabilities of the drawn actions of one-step episodes."""
-    with np.errstate(divide="ignore"):
-        return Data(
-            np.log(np.asarray(target, dtype=np.float64)),
-            np.log(np.asarray(behaviours, dtype=np.float64)),
-            np.asarray(ids, dtype=np.int64),
-            np.asarray(rewards, dtype=np.float64),
-            np.arange(len(ids) + 1),
-        )
-
-
 def test_certain_behaviours_take_all_the_weight_of_ouis() -> None:
     data = one_step(
         [0.8, 0.8, 0.2, 0.8], [[1, 1, 0, 1], [0.5, 0.5, 0.5, 0.5]], [0, 0, 1, 1], [1, 2, 4, 8]
@@ -499,25 +462,6 @@ def test_small_weights_are_not_raised() -> None:
         assert value_of(name, data) == pytest.approx(0.5005, rel=1e-13)
     for name in ("NBCIS", "NFCIS"):
         assert value_of(name, data) == pytest.approx(1.001 / 0.501, rel=1e-13)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_epsilon_in_the_denominator(name: str) -> None:
-    """A thousand coin flips have probability 2^-1000; the mean return is still the mean return."""
-    steps = 1_000
-    p = 0.5 ** np.arange(1, steps + 1)
-    with_epsilon = float((p / (p + 1e-8)).sum())
-    assert with_epsilon < 0.03 * steps
-    assert value_of(name, coin_flips(steps, -math.log(2))) == pytest.approx(steps, rel=1e-10)
-
-
-def test_standard_errors_are_within_behaviours() -> None:
-    """Two behaviours whose terms differ only between them: no uncertainty at any distance."""
-    data = one_step([0.5] * 4, [[0.5] * 4, [0.25] * 4], [0, 0, 1, 1], [1.0, 1.0, 3.0, 3.0])
-    got = evaluate_log_probs(*data, estimators=["BIS"])["BIS"]
-    pooled = np.std(np.asarray(got.influence), ddof=1) / 2
-    assert pooled > 1
-    assert got.standard_error == pytest.approx(0.0, abs=1e-15)
 
 
 @pytest.mark.parametrize("name", ["NBIS", "NFIS", "NOUIS"])
