@@ -34,7 +34,6 @@ via adaptive weighting with data from contextual bandits.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,28 +43,6 @@ from ope_gym.estimators.run import ask, reduce_chunk, run
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps, weighted
 from ope_gym.inference.computed import Computed
-
-
-@dataclass(frozen=True, eq=False)
-class AdaptiveDR:
-    """The estimate and its rounds; K behaviours.
-
-    Args:
-        value: the estimate.
-        influence: (n,) J + n h (Gamma - J) / sum h, whose mean is the value. Its standard error
-            inside strata is SE but for the means of the rounds, which it takes out.
-        standard_error: SE, of the martingale.
-        weights: (K,) h.
-        means: (K,) mean Gamma of each round; NaN without episodes.
-        ess: (sum h)^2 / sum h^2, what uneven h leave of n.
-    """
-
-    value: float
-    influence: FloatArray
-    standard_error: float
-    weights: FloatArray
-    means: FloatArray
-    ess: float
 
 
 def adaptive(c: Composition, setting: Setting) -> Steps[Computed]:
@@ -80,50 +57,28 @@ def adaptive(c: Composition, setting: Setting) -> Steps[Computed]:
     chunk, weights = yield from ask(Whole("rounds"))
     plain: Computed
     (plain,) = run([weighted(c, dataclasses.replace(setting, draws=None))], reduce_chunk(chunk))
-    found = adaptive_dr(plain.influence, setting.rounds, weights)
+    influence = weighted_mean(plain.influence, setting.rounds, weights)
     used = weights[np.unique(setting.rounds)]
     draws = setting.draws
     return dataclasses.replace(
         plain,
-        value=found.value,
-        influence=found.influence,
-        replicates=None if draws is None else draws.pooled().means(found.influence),
+        value=float(influence.mean()),
+        influence=influence,
+        replicates=None if draws is None else draws.pooled().means(influence),
         report={"largest over smallest weight of a round": float(used.max() / used.min())},
         pooled=True,  # as the sum of a martingale
     )
 
 
-def adaptive_dr(terms: FloatArray, ids: IntArray, weights: FloatArray) -> AdaptiveDR:
-    """Compute the weighted mean of the terms, and its error.
+def weighted_mean(terms: FloatArray, ids: IntArray, weights: FloatArray) -> FloatArray:
+    """Return J + n h (Gamma - J) / sum h, the influence values (n,) of J, whose mean it is.
 
     Args:
         terms: (n,) Gamma: plain influence of basic weights on residuals, plus v at the start.
         ids: (n,) round of each trajectory.
-        weights: (K,) h, not negative; ones give the plain mean.
+        weights: (K,) h, above 0; ones give the plain mean.
     """
-    weights = np.asarray(weights, dtype=np.float64)
-    bad = ~(np.isfinite(weights) & (weights >= 0))
-    if bad.any():
-        k = int(np.argmax(bad))
-        raise ValueError(
-            f"weights is {weights[k]} for round {k}: it must be finite and not below 0"
-        )
-    if ids.max() >= weights.size:
-        raise ValueError(
-            f"weights has {weights.size} rounds, but ids has a round {ids.max()}: give one per "
-            "round"
-        )
     h = weights[ids]
-    total = float(h.sum())
-    if total <= 0.0:
-        raise ValueError("weights are 0 for every round that has episodes: one must be above 0")
-    counts = np.bincount(ids, minlength=weights.size)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = np.bincount(ids, terms, minlength=weights.size) / counts
-        value = float(h @ terms / total)
-        errors = h * (terms - value)
-        influence = value + terms.size * errors / total
-        error = float(np.sqrt(np.sum(errors**2)) / total)
-    if terms.size < 2:  # a single term is its own mean: nothing is known of its error
-        error = np.nan
-    return AdaptiveDR(value, influence, error, weights, means, total**2 / float(h @ h))
+    with np.errstate(invalid="ignore"):  # of terms that are not finite
+        value = h @ terms / h.sum()
+        return np.asarray(value + terms.size * h * (terms - value) / h.sum())
