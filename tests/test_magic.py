@@ -69,7 +69,6 @@ def magic(
     *,
     cap: float | None = None,
     cuts: NDArray[np.int64] | None = None,
-    interval: Interval | None = None,
 ) -> Magic:
     """Mix on any log weights, all trajectories in one chunk."""
     chunk = Weighted(offsets, residuals, {"given": log_w}, residuals, start)
@@ -78,7 +77,7 @@ def magic(
     columns = request.total(request.part(chunk)).columns
     cuts = spread_cuts(columns.peak.size) if cuts is None else cuts
     setting = Setting(start.size, strata, strata, np.bincount(strata), gamma, has_q=True)
-    mixing = mix(column, columns, start, cuts, setting, interval=interval)
+    mixing = mix(column, columns, start, cuts, setting)
     (found,) = engine.run([mixing], engine.reduce_chunk(chunk))
     assert isinstance(found, Magic)
     return found
@@ -212,18 +211,8 @@ def test_bias_is_what_lies_outside_the_interval() -> None:
     got = distance(np.array([-2.0, 0.5, 4.0]), Interval(0.0, 1.0, 0.5, "ess-t"))
     np.testing.assert_array_equal(got, [-2.0, 0.0, 3.0])
     data, q = ragged(6)
-    narrow, log_w = Interval(0.0, 0.0, 0.5, "percentile"), weights_of(data)
-    residuals = q.residuals(data.rewards, data.offsets, GAMMA)
-    got_magic = magic(
-        log_w,
-        residuals,
-        data.offsets,
-        GAMMA,
-        q.at_start(data.offsets),
-        data.behaviour_ids,
-        interval=narrow,
-    )
-    np.testing.assert_allclose(got_magic.bias, got_magic.parts)
+    found = run(data, q)
+    np.testing.assert_array_equal(found.bias, distance(found.parts, found.interval))
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 5, 10, 500])
@@ -234,22 +223,6 @@ def test_cuts_rise_from_the_model_to_the_last_step(horizon: int) -> None:
     assert np.all(np.diff(cuts) > 0)
     assert 2 <= cuts.size <= 10
     assert horizon < 100 or cuts.size == 10
-
-
-@pytest.mark.parametrize("cuts", [[-1], [0, 8], [-1, 4], [-1, 3, 3, 8]])
-def test_bad_cuts_are_refused(cuts: list[int]) -> None:
-    with pytest.raises(ValueError, match="must rise from -1"):
-        magic(
-            np.zeros(9),
-            np.zeros(9),
-            np.array([0, 9]),
-            1.0,
-            np.zeros(1),
-            np.zeros(1, np.int64),
-            cuts=np.array(cuts),
-        )
-    with pytest.raises(ValueError, match="count=1"):
-        spread_cuts(9, 1)
 
 
 def test_no_weights_or_no_known_error_is_nan() -> None:

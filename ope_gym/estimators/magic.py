@@ -22,8 +22,7 @@ error of WDR instead). Look at `weights`.
 Cost: O(S) for one pass over the steps, O(n J) memory for J cuts, and a programme of size J.
 
 Reference: Thomas & Brunskill (2016), Data-efficient off-policy policy evaluation for reinforcement
-learning. They take the covariance from the sample and a bootstrap percentile interval: pass one
-as `interval` to have theirs.
+learning. They take the covariance from the sample and a bootstrap percentile interval.
 """
 
 from __future__ import annotations
@@ -75,11 +74,9 @@ class Magic:
     interval: Interval
 
 
-def spread_cuts(horizon: int, count: int = CUTS) -> IntArray:
-    """Return at most `count` last steps from -1 to horizon - 1, closer together at first."""
-    if count < 2:
-        raise ValueError(f"count={count}: MAGIC needs 2 cuts, the model alone and all steps")
-    return np.unique(np.rint(horizon * np.linspace(0.0, 1.0, count) ** 2).astype(np.int64)) - 1
+def spread_cuts(horizon: int) -> IntArray:
+    """Return at most `CUTS` last steps from -1 to horizon - 1, closer together at first."""
+    return np.unique(np.rint(horizon * np.linspace(0.0, 1.0, CUTS) ** 2).astype(np.int64)) - 1
 
 
 def magic(c: Composition, setting: Setting) -> Steps[Computed]:
@@ -117,14 +114,7 @@ def magic(c: Composition, setting: Setting) -> Steps[Computed]:
 
 
 def mix(
-    column: Column,
-    columns: Columns,
-    start: FloatArray,
-    cuts: IntArray,
-    setting: Setting,
-    *,
-    level: float = LEVEL,
-    interval: Interval | None = None,
+    column: Column, columns: Columns, start: FloatArray, cuts: IntArray, setting: Setting
 ) -> Steps[Magic]:
     """Mix the parts g_j of one column of weights.
 
@@ -134,15 +124,12 @@ def mix(
         start: (n,) v at the start.
         cuts: (m,) rising, first -1 and last T - 1, from `spread_cuts`.
         setting: of the evaluation.
-        level: of the ess-t interval of WDR.
-        interval: another interval of WDR to measure the bias from.
     """
     n, horizon, size = start.size, columns.peak.size, cuts.size
-    cuts = _checked(cuts, horizon)
     weight, square, paid = columns.sums
     if not np.all(weight > 0):  # at some step no weight is left: there is no WDR
         blank, nothing = np.full(n, np.nan), np.full(size, np.nan)
-        spread, none = np.full((size, size), np.nan), undefined(level, "ess-t")
+        spread, none = np.full((size, size), np.nan), undefined(LEVEL, "ess-t")
         return Magic(np.nan, blank, cuts, nothing, nothing, spread, nothing, none)
     ends = tuple((cuts[1:] + 1).tolist())
     (stretches,) = yield (Influence(column, setting.gamma, columns, n, ends),)
@@ -150,23 +137,12 @@ def mix(
     paid_by = np.append(0.0, np.cumsum(discounts(setting.gamma, horizon) * paid / weight))
     parts = start.mean() + paid_by[cuts + 1]
     covariance = covariance_within(influence, setting.groups)
-    if interval is None:
-        ess = float(np.min(weight**2 / square))
-        interval = ess_t(float(parts[-1]), float(np.sqrt(covariance[-1, -1])), ess, level)
+    ess = float(np.min(weight**2 / square))
+    interval = ess_t(float(parts[-1]), float(np.sqrt(covariance[-1, -1])), ess, LEVEL)
     bias = distance(parts, interval)
     weights = blend(covariance, bias)
     value = float(weights @ parts)
     return Magic(value, weights @ influence, cuts, parts, bias, covariance, weights, interval)
-
-
-def _checked(cuts: IntArray, horizon: int) -> IntArray:
-    cuts = np.asarray(cuts, dtype=np.int64)
-    if cuts.size < 2 or cuts[0] != -1 or cuts[-1] != horizon - 1 or np.any(np.diff(cuts) <= 0):
-        raise ValueError(
-            f"cuts={cuts.tolist()} must rise from -1 (the model alone) to {horizon - 1}, the last "
-            "step of the longest episode"
-        )
-    return cuts
 
 
 def distance(values: FloatArray, interval: Interval) -> FloatArray:
