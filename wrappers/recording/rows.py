@@ -58,10 +58,16 @@ class _Columns:
         self.arrays: list[NDArray[Any]] = []  # made when the first batch shows their dtypes
         self._name = name
         self._space = space
+        self._plain = spaces.is_column(space)  # whether it is a single array of numbers
         self._shapes = [(num_envs, *leaf.shape[1:]) for leaf in flatten(space, spaces.empty(space))]
 
     def put(self, batch: Any, first: int, last: int, capacity: int) -> None:
         """Write a batch to the rows first … last - 1, in arrays of `capacity` rows."""
+        if self._plain and self.arrays:  # the usual case, without a loop
+            array = np.asarray(batch)
+            if array.dtype == self.arrays[0].dtype and array.shape == self._shapes[0]:
+                self.arrays[0][first:last] = array
+                return
         leaves = flatten(self._space, batch)
         for leaf, shape in zip(leaves, self._shapes, strict=True):
             if leaf.shape != shape:
@@ -127,14 +133,14 @@ class Rows:
     def act(self, actions: Any, log_prob: ArrayLike | None) -> None:
         """Store the actions at `clock`, and their log-probabilities if the loop gives them."""
         last = self._at + self._num_envs
-        given = np.asarray(np.nan if log_prob is None else log_prob, dtype=np.float64)
-        if log_prob is not None and given.shape != (self._num_envs,):
+        given = None if log_prob is None else np.asarray(log_prob, dtype=np.float64)
+        if given is not None and given.shape != (self._num_envs,):
             raise ValueError(
                 f"log_prob has shape {given.shape}, expected ({self._num_envs},): one number for "
                 "each sub-env"
             )
         self._actions.put(actions, self._at, last, self._capacity)
-        self._log_probs[self._at : last] = given
+        self._log_probs[self._at : last] = np.nan if given is None else given
 
     def advance(self, rewards: ArrayLike) -> None:
         """Store the rewards and advance the clock."""
@@ -171,7 +177,7 @@ class Rows:
         rows = np.append(rows, np.arange(at, at + n))  # observations that wait for their actions
 
         def moved(column: NDArray[Any]) -> NDArray[Any]:
-            kept = column[rows]
+            kept = column.take(rows, axis=0)
             if len(column) < self._capacity:
                 column = np.empty((self._capacity, *column.shape[1:]), dtype=column.dtype)
             column[: len(rows)] = kept
