@@ -44,8 +44,9 @@ from ope_gym.analysis.overlap import overlap
 from ope_gym.commands.inputs import Choices, Name, Output, folder
 from ope_gym.commands.signature import Command, as_options, described
 from ope_gym.compiling import compilation_shown
+from ope_gym.estimators.table import estimator_names
 from ope_gym.inference.intervals import KINDS
-from ope_gym.options import Q_MODELS, Options, estimator_names
+from ope_gym.options import Q_MODELS, Options
 from ope_gym.policies import Policy
 from wrappers import collect
 from wrappers.vector import RecordTrajectories

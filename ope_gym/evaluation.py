@@ -16,7 +16,7 @@ then answers the same requests.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,23 +24,15 @@ from typing import TYPE_CHECKING, Any
 from ope_gym.arrays import one_blas_thread
 from ope_gym.estimation import Facts, Question
 from ope_gym.estimators.run import ask
-from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.table import ESTIMATORS, candidates, choose, estimator_names
 from ope_gym.estimators.weighted import Steps
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.models import named_model
 from ope_gym.models.base import Baseline, QModel
-from ope_gym.options import (
-    Compute,
-    Options,
-    OptionValues,
-    Weighting,
-    candidates,
-    choose,
-    estimator_names,
-)
+from ope_gym.options import Compute, Options, OptionValues, Weighting
 from ope_gym.policies import FinitePolicy, Policy, Target
 from ope_gym.policies.convert import is_saved
-from ope_gym.preparing.files import Files
+from ope_gym.preparing.files import Files, shortened
 from ope_gym.preparing.memory import Memory
 from ope_gym.preparing.survey import Gathering, Survey
 from ope_gym.preparing.weighing import Weighing
@@ -98,7 +90,9 @@ def evaluate(
         A mapping from estimator name to `Estimate`; print it for a table. See `ope_gym.Options`
         for more about the options.
     """
-    options = OptionValues(
+    evaluator = Evaluator(
+        episodes,
+        estimators,
         held_out=held_out,
         q_model=q_model,
         gamma=gamma,
@@ -108,8 +102,7 @@ def evaluate(
         compute=compute,
         seed=seed,
     )
-    Options(**options)  # raises before anything is read
-    return Evaluator(episodes, estimators, **options).evaluate(target, origin=origin)
+    return evaluator.evaluate(target, origin=origin)
 
 
 @dataclass
@@ -121,10 +114,10 @@ class _Block:
     names: tuple[str, ...]
 
     @property
-    def question(self) -> tuple[Any, ...]:
+    def shared(self) -> tuple[Any, ...]:
         """The part that must be the same of all; draws of continuous actions are a target's own."""
-        own = None if isinstance(self.targets[0], FinitePolicy) else self
-        return self.model, self.names, own
+        drawn = None if isinstance(self.targets[0], FinitePolicy) else self
+        return self.model, self.names, drawn
 
 
 class Evaluator:
@@ -146,13 +139,10 @@ class Evaluator:
         compute = self.options.compute
         workers = Workers(compute.workers, compute.ray)
         self.source = open_source(episodes, self.options.held_out, compute.block_steps, workers)
-        self._survey = Survey.of(self.source, self.options.weighting.mixture)
+        self._survey = Survey.of(self.source, self.options)
+        data, visits = self.source.data, any(c.uses_visits for c in rows)
         self._episodes: Memory | Files = (
-            Files(self._survey, self.options)
-            if self.source.data is None
-            else Memory(
-                self._survey, self.source.data, self.options, any(c.uses_visits for c in rows)
-            )
+            Files(self._survey) if data is None else Memory(self._survey, data, visits)
         )
         self.options.betting(self._survey.roster.horizon)  # raises if it cannot be had
 
@@ -235,21 +225,19 @@ class Evaluator:
 
     # What is asked ---------------------------------------------------------------------------
 
-    def _blocks(self, targets: Sequence[Policy]) -> Iterator[_Block]:
+    def _blocks(self, targets: Sequence[Policy]) -> list[_Block]:
         """Cut targets into blocks that are evaluated together: alike, and not too many."""
         most = min(max(self._episodes.capacity // self.steps, 1), _TOGETHER)
-        block: _Block | None = None
+        blocks: list[_Block] = []
         for target in targets:
             model = self._model(target)
-            one = _Block([target], model, self._names(target, model))
-            if block and block.question == one.question and len(block.targets) < most:
-                block.targets.append(target)
-                continue
-            if block is not None:
-                yield block
-            block = one
-        if block is not None:
-            yield block
+            block = _Block([target], model, self._names(target, model))
+            last = blocks[-1] if blocks else None
+            if last and last.shared == block.shared and len(last.targets) < most:
+                last.targets.append(target)
+            else:
+                blocks.append(block)
+        return blocks
 
     def _names(self, target: Policy, model: object) -> tuple[str, ...]:
         """Return the estimators: those that were named, and those of groups that can be had."""
@@ -272,11 +260,9 @@ class Evaluator:
         if isinstance(model, str):
             model = named_model(model)
         if not isinstance(model, QModel | Baseline | None):
-            text = repr(model)
             raise TypeError(
-                f"q_model is {text if len(text) < 60 else f'a {type(model).__name__}'}: give a "
-                "model of ope_gym.models, one of your own derived from ope_gym.models.QModel, a "
-                "Baseline, a name or None"
+                f"q_model is {shortened(model)}: give a model of ope_gym.models, one of your own "
+                "derived from ope_gym.models.QModel, a Baseline, a name or None"
             )
         return self._episodes.check_model(model, target)
 
@@ -321,17 +307,14 @@ class Evaluator:
         self, target: Policy, origin: str | None, names: Sequence[str], model: object
     ) -> Steps[Facts]:
         """Collect the facts about the recorded episodes beside the estimators."""
-        gamma = self.options.gamma
-        gathered = yield from ask(Gathering(target, len(self.policies), gamma))
+        gathered = yield from ask(Gathering(target, len(self.policies), self.options.gamma))
         wanted = any(ESTIMATORS[name].uses_q for name in names)
         known = self._survey.known(
             gathered,
             target,
             names,
-            gamma=gamma,
             origin=origin,
             q_model=self._episodes.model_name(model) if wanted else None,
-            errors=not self.options.value_alone,
             deterministic=self._episodes.deterministic(target),
         )
         return Facts(known.sample, lambda: known)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,22 +25,16 @@ from ope_gym.arrays import (
 from ope_gym.estimation import Facts, Question
 from ope_gym.estimators.chunks import Weighted, within_discount
 from ope_gym.estimators.run import ask, reduce_chunk
-from ope_gym.estimators.table import ESTIMATORS
+from ope_gym.estimators.table import ESTIMATORS, choose, estimator_names
 from ope_gym.estimators.weighted import Steps
-from ope_gym.inference import regimes
-from ope_gym.inference.bootstrap import fingerprint, marked
+from ope_gym.inference import bootstrap, regimes
 from ope_gym.inference.conclude import Known
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import Behaviour, Sample
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.inference.outcomes import Outcomes, tally
 from ope_gym.models.base import Baseline, check_baseline
-from ope_gym.options import (
-    Options,
-    Weighting,
-    choose,
-    estimator_names,
-)
+from ope_gym.options import Options, Weighting
 from ope_gym.results import Evaluation
 from ope_gym.verdict import Reason
 from ope_gym.weights.formula import log_weights
@@ -99,139 +95,164 @@ def evaluate_log_probs(
             f"mixture is {weighting.mixture!r}, but arrays are weighed against the mixture of all "
             "their behaviours: leave it out, or give fewer behaviours"
         )
-    rewards = check_column(rewards, "rewards")
-    steps = rewards.size
-    offsets = np.asarray(offsets)
-    if offsets.ravel()[-1:].tolist() != [steps]:  # before the other columns are compared
-        offsets = check_offsets(offsets, steps)
-    target = check_column(target_log_probs, "target_log_probs", steps)
-    rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
-    if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
-        raise ValueError(
-            f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), one row per "
-            "behaviour"
-        )
-    if steps >= MANY:
-        keep_freed_memory()  # each evaluation takes some arrays of as many numbers
-    offsets = check_offsets(offsets, steps)
-    ids, counts = check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
-    ends = check_finite(rewards, "rewards", offsets)
     if regime not in regimes.REGIMES:
         raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
+    arrays = _Arrays.of(
+        target_log_probs,
+        behaviour_log_probs,
+        behaviour_ids,
+        rewards,
+        offsets,
+        options.gamma,
+        regime,
+    )
     elsewhere = "arrays have none: use evaluate(episodes, target)"
     lacks = dict.fromkeys(["visits", "rounds", "one step"], elsewhere) | options.lacks
     if baseline is None:
         lacks["q model"] = "there is none: give baseline=(q, v)"
     names = choose(estimator_names(estimators), lacks)
-    model = check_reward_model(weighting.reward_model, steps, offsets)
-    if model == "cross-fit":
-        raise ValueError(
-            "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
-            "target), or pass the mean (S,) and the variance (S,)"
-        )
-    wanted = {ESTIMATORS[name].scheme for name in names} - {""}
-    checked = "basic" if wanted == {"basic"} else "fused"  # the scheme whose ratios are checked
-    log_w = log_weights(
-        target,
-        rows,
-        ids,
-        offsets,
-        sorted(wanted | {checked}),
-        counts=counts,
-        density=density,
-        reward_model=model if isinstance(model, tuple) else None,
-    )
-    chunk = Weighted(offsets, rewards, log_w)
+    schemes = {ESTIMATORS[name].scheme for name in names} - {""}
+    checked = "basic" if schemes == {"basic"} else "fused"  # the scheme whose ratios are checked
+    chunk = arrays.weigh(schemes | {checked}, density, weighting.reward_model)
     if baseline is not None:
-        q, v = (check_column(x, "baseline", steps) for x in baseline)
-        values = Baseline(q, v)
-        values = check_baseline(values, steps, offsets)
-        chunk = dataclasses.replace(
-            chunk,
-            start=values.at_start(offsets),
-            residuals=values.residuals(rewards, offsets, options.gamma),
-        )
+        chunk = arrays.with_baseline(chunk, baseline)
     chunk = within_discount(chunk, options.gamma)
-    strata = joined(ids, counts)
+    strata = arrays.sample.strata
     question = Question.about(
         names,
         options,
-        ids=ids,
-        counts=counts,
+        ids=arrays.ids,
+        counts=arrays.sample.counts,
         strata=strata,
         groups=strata,
         has_q=baseline is not None,
     )
-    sample = Sample(
-        ids.size,
-        steps,
-        strata,
-        tuple(Behaviour(f"behaviour {k}", (k,)) for k in range(rows.shape[0])),
-        counts,
-        options.gamma,
-        regime,
-        (),
-    )
-    known = partial(_known, sample, ids, rewards, offsets, ends, counts if strata is ids else None)
-    facts = (
-        _later(sample, known, chunk, checked) if options.value_alone else _now(known, checked, rows)
-    )
+    facts = _later(arrays, chunk, checked) if options.value_alone else _now(arrays, checked)
     return question.answer(reduce_chunk([chunk]), [facts])[0]
 
 
-def _now(known: Callable[..., Known], scheme: str, rows: FloatArray) -> Steps[Facts]:
-    """Collect the facts in the pass of the first sums, while the weights are in the cache."""
-    made = known((yield from ask(StepRatios(scheme))), rows)
-    return Facts(made.sample, lambda: made)
-
-
-def _later(
-    sample: Sample, known: Callable[..., Known], chunk: Weighted, scheme: str
-) -> Steps[Facts]:
-    """Collect the facts when somebody asks for them, from the weights of a scheme."""
-    yield ()
-    return Facts(sample, partial(_known_of, known, chunk, scheme))
-
-
-def _known_of(known: Callable[..., Known], chunk: Weighted, scheme: str) -> Known:
-    """Check the weights, and return the facts."""
-    (reasons,) = reduce_chunk(chunk)([StepRatios(scheme)])
-    return known(reasons)
-
-
-def _known(
-    sample: Sample,
-    ids: IntArray,
-    rewards: FloatArray,
-    offsets: IntArray,
-    ends: tuple[float, float],
-    sizes: IntArray | None,
-    reasons: tuple[Reason, ...],
-    rows: FloatArray | None = None,
-) -> Known:
-    """Return the facts about the data that verdicts need.
+@dataclass(frozen=True, eq=False)
+class _Arrays:
+    """Checked arrays; S steps, n trajectories, K behaviours.
 
     Args:
-        sample: the trajectories.
-        ids: (n,) behaviour of each.
+        target: (S,) log-probabilities under the target.
+        rows: (K, S) the same under each behaviour.
+        ids: (n,) behaviours.
         rewards: (S,).
         offsets: (n + 1,).
-        ends: the lowest and the highest reward.
-        sizes: how many trajectories each stratum has; None where strata were joined.
-        reasons: what the ratios of the steps say, see `StepRatios`.
-        rows: (K, S) log-probabilities, for a fingerprint; None without one.
+        ends: The lowest and the highest reward.
+        sample: The trajectories.
     """
-    returns, discounted, sums = tally(rewards, offsets, sample.gamma, ends)
-    outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
-    if rows is not None:
-        some = marked(ids.size)
-        stops, chosen = offsets[1:][some], ids[some]
-        mark = fingerprint(returns, rows[chosen, stops - 1], stops - offsets[:-1][some], chosen)
-        sample = dataclasses.replace(sample, fingerprint=mark)
-    return Known(sample, ids, outcomes, reasons=reasons, sizes=sizes)
+
+    target: FloatArray
+    rows: FloatArray
+    ids: IntArray
+    rewards: FloatArray
+    offsets: IntArray
+    ends: tuple[float, float]
+    sample: Sample
+
+    @classmethod
+    def of(
+        cls,
+        target_log_probs: ArrayLike,
+        behaviour_log_probs: ArrayLike,
+        behaviour_ids: ArrayLike,
+        rewards: ArrayLike,
+        offsets: ArrayLike,
+        gamma: float,
+        regime: str,
+    ) -> _Arrays:
+        """Check the arguments of `evaluate_log_probs`."""
+        rewards = check_column(rewards, "rewards")
+        steps = rewards.size
+        offsets = np.asarray(offsets)
+        if offsets.ravel()[-1:].tolist() != [steps]:  # before the other columns are compared
+            offsets = check_offsets(offsets, steps)
+        target = check_column(target_log_probs, "target_log_probs", steps)
+        rows = as_floats(behaviour_log_probs, "behaviour_log_probs")
+        if rows.ndim != 2 or rows.shape[1] != steps or rows.shape[0] == 0:
+            raise ValueError(
+                f"behaviour_log_probs has shape {rows.shape}; expected (K, {steps}), one row per "
+                "behaviour"
+            )
+        if steps >= MANY:
+            keep_freed_memory()  # each evaluation takes some arrays of as many numbers
+        offsets = check_offsets(offsets, steps)
+        ids, counts = _check_ids(behaviour_ids, offsets.size - 1, rows.shape[0])
+        ends = check_finite(rewards, "rewards", offsets)
+        names = tuple(Behaviour(f"behaviour {k}", (k,)) for k in range(rows.shape[0]))
+        strata = joined(ids, counts)
+        sample = Sample(ids.size, steps, strata, names, counts, gamma, regime, ())
+        return cls(target, rows, ids, rewards, offsets, ends, sample)
+
+    def weigh(self, schemes: Iterable[str], density: bool, reward_model: Any) -> Weighted:
+        """Compute the weights of all steps by some schemes."""
+        model = check_reward_model(reward_model, self.rewards.size, self.offsets)
+        if model == "cross-fit":
+            raise ValueError(
+                "reward_model='cross-fit' needs observations and actions: use evaluate(episodes, "
+                "target), or pass the mean (S,) and the variance (S,)"
+            )
+        log_w = log_weights(
+            self.target,
+            self.rows,
+            self.ids,
+            self.offsets,
+            sorted(schemes),
+            counts=self.sample.counts,
+            density=density,
+            reward_model=model if isinstance(model, tuple) else None,
+        )
+        return Weighted(self.offsets, self.rewards, log_w)
+
+    def with_baseline(self, chunk: Weighted, baseline: tuple[ArrayLike, ArrayLike]) -> Weighted:
+        """Add q and v of the steps."""
+        steps, offsets = self.rewards.size, self.offsets
+        q, v = (check_column(x, "baseline", steps) for x in baseline)
+        values = check_baseline(Baseline(q, v), steps, offsets)
+        residuals = values.residuals(self.rewards, offsets, self.sample.gamma)
+        return dataclasses.replace(chunk, start=values.at_start(offsets), residuals=residuals)
+
+    def checked(self, chunk: Weighted, scheme: str) -> Known:
+        """Check the weights of a scheme, and return the facts."""
+        (reasons,) = reduce_chunk(chunk)([StepRatios(scheme)])
+        return self.known(reasons, marked=False)
+
+    def known(self, reasons: tuple[Reason, ...], *, marked: bool) -> Known:
+        """Return the facts that verdicts need.
+
+        Args:
+            reasons: What the ratios of the steps say, see `StepRatios`.
+            marked: Whether to add a fingerprint, by which samples are told apart.
+        """
+        sample, offsets, ids = self.sample, self.offsets, self.ids
+        returns, discounted, sums = tally(self.rewards, offsets, sample.gamma, self.ends)
+        outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
+        if marked:
+            some = bootstrap.marked(ids.size)
+            stops, chosen = offsets[1:][some], ids[some]
+            lengths = stops - offsets[:-1][some]
+            mark = bootstrap.fingerprint(returns, self.rows[chosen, stops - 1], lengths, chosen)
+            sample = dataclasses.replace(sample, fingerprint=mark)
+        sizes = sample.counts if sample.strata is ids else None
+        return Known(sample, ids, outcomes, reasons=reasons, sizes=sizes)
 
 
-def check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArray, IntArray]:
+def _now(arrays: _Arrays, scheme: str) -> Steps[Facts]:
+    """Collect the facts in the pass of the first sums, while the weights are in the cache."""
+    known = arrays.known((yield from ask(StepRatios(scheme))), marked=True)
+    return Facts(known.sample, lambda: known)
+
+
+def _later(arrays: _Arrays, chunk: Weighted, scheme: str) -> Steps[Facts]:
+    """Collect the facts when somebody asks for them, from the weights of a scheme."""
+    yield ()
+    return Facts(arrays.sample, partial(arrays.checked, chunk, scheme))
+
+
+def _check_ids(behaviour_ids: ArrayLike, n: int, behaviours: int) -> tuple[IntArray, IntArray]:
     """Return (n,) numbers of behaviours, and how often each comes; raise if they are none."""
     ids = np.asarray(behaviour_ids)
     if ids.shape != (n,) or not np.issubdtype(ids.dtype, np.integer):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ope_gym.arrays import positive
-from ope_gym.estimators.table import ALIASES, ESTIMATORS, GROUPS, NEEDS
 from ope_gym.inference.intervals import (
     Betting,
     Bootstrap,
@@ -88,11 +86,6 @@ class Compute:
     def __post_init__(self) -> None:
         if not positive(self.block_steps):
             raise ValueError(f"block_steps is {self.block_steps!r}; hold at least 1 step at once")
-        if self.ray and self.workers != 1:
-            raise ValueError(
-                f"workers is {self.workers!r} and ray is {self.ray!r}: Ray's resources say how "
-                "many tasks run at once; give one of them"
-            )
 
 
 class OptionValues(TypedDict, total=False):
@@ -151,11 +144,6 @@ class Options:
             raise ValueError(
                 f"level is {self.level!r}; a confidence level lies within (0, 1), such as 0.95"
             )
-        for name, kind in (("weighting", Weighting), ("compute", Compute)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(
-                    f"{name} is {getattr(self, name)!r}; give {kind.__name__}(...) of ope_gym"
-                )
         object.__setattr__(self, "interval", interval_kind(self.interval))
         if self.kind.name == "betting" and self.weighting.reward_model == "cross-fit":
             raise ValueError(
@@ -175,6 +163,14 @@ class Options:
     def value_alone(self) -> bool:
         """Whether neither errors nor intervals are wanted."""
         return isinstance(self.kind, NoInterval)
+
+    def refuse_value_alone(self, what: str) -> None:
+        """Raise if intervals are left out where something rests on the errors."""
+        if self.value_alone:
+            raise ValueError(
+                f"interval is None, but {what} compares by standard errors: give 'ess-t' or "
+                "another kind of interval"
+            )
 
     @property
     def resamples(self) -> int:
@@ -200,86 +196,6 @@ class Options:
                 "value"
             )
         return kind if kind.horizon else dataclasses.replace(kind, horizon=horizon)
-
-
-def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return names of estimators and groups, the names of others as ours; raise for unknown ones.
-
-    >>> estimator_names(["auto", "WIS"]), estimator_names("paper"), estimator_names(None)
-    (('auto', 'NBIS'), ('paper',), ('default',))
-    """
-    if estimators is None:
-        return ("default",)
-    given = (estimators,) if isinstance(estimators, str) else tuple(estimators)
-    if not given:
-        raise ValueError(f"estimators is empty; known are {', '.join(ESTIMATORS)}")
-    return tuple(dict.fromkeys(_known_name(name) for name in given))
-
-
-def _known_name(name: str) -> str:
-    ours = ALIASES.get(name, name)
-    if ours in ESTIMATORS or ours in GROUPS:
-        return ours
-    known = [*ESTIMATORS, *ALIASES, *GROUPS]
-    spelt = {word.lower(): word for word in known}  # close matches whatever the case
-    close = difflib.get_close_matches(str(name).lower(), spelt, 1)
-    hint = f"did you mean {spelt[close[0]]!r}? " if close else ""
-    raise ValueError(
-        f"estimators has {name!r}; {hint}Known are {', '.join(ESTIMATORS)} and the groups "
-        f"{', '.join(GROUPS)}"
-    )
-
-
-def one_estimator(name: object, example: str = "auto") -> str:
-    """Return the name of a single estimator, that of others as ours; raise if it is none."""
-    if not isinstance(name, str) or name in GROUPS:
-        raise ValueError(f"estimator is {name!r}; give the name of one, such as {example!r}")
-    return estimator_names(name)[0]
-
-
-def candidates(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of estimators, with each group replaced by its members."""
-    every = (m for name in names for line in GROUPS.get(name, ((name,),)) for m in line)
-    return tuple(dict.fromkeys(every))
-
-
-def choose(names: Iterable[str], lacks: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the estimators of names and groups; of groups those that can be had.
-
-    Args:
-        names: Names of estimators and groups.
-        lacks: Why a need of `ope_gym.estimators.table.NEEDS` is not met, in words.
-    """
-    chosen: list[str] = []
-    for name in names:
-        if name in GROUPS:
-            lines = (
-                [one for one in line if not lacks.keys() & ESTIMATORS[one].needs]
-                for line in GROUPS[name]
-            )
-            chosen += next(filter(None, lines), [])
-            continue
-        for need in ESTIMATORS[name].needs:
-            if need in lacks:
-                raise ValueError(
-                    f"estimators has {name!r}, which needs {NEEDS[need]}, but {lacks[need]}"
-                )
-        chosen.append(name)
-    if not chosen:
-        raise ValueError(
-            "episodes have no log_probs, so there are no weights, and without a q model "
-            "there is no estimate: give q_model a model of ope_gym.models"
-        )
-    return tuple(dict.fromkeys(chosen))
-
-
-def refuse_value_alone(options: Options, what: str) -> None:
-    """Raise if intervals are left out where something rests on the errors."""
-    if options.value_alone:
-        raise ValueError(
-            f"interval is None, but {what} compares by standard errors: give 'ess-t' or another "
-            "kind of interval"
-        )
 
 
 def _seed(seed: object) -> int:

@@ -18,10 +18,9 @@ import pytest
 from ope_gym import ESTIMATORS, Evaluation, Trajectories, evaluate, evaluate_log_probs, rank
 from ope_gym.analysis.overlap import overlap
 from ope_gym.cli import main as command
-from ope_gym.estimators.table import ALIASES, GROUPS, PAPER
+from ope_gym.estimators.table import ALIASES, GROUPS, PAPER, choose, estimator_names, one_estimator
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.intervals import Interval
-from ope_gym.options import choose, estimator_names, one_estimator
 from ope_gym.policies import EpsilonGreedyTable, SoftmaxLinear, as_policy, register_converter
 from ope_gym.report import html, text
 from ope_gym.report.page import report_page

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "verdict": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},
-    "options": {"arrays", "estimators", "inference"},
+    "options": {"arrays", "inference"},
     "weights": STORED | {"options"},
     "models": STORED | {"options", "weights"},
     "results": SUMS | {"report"},
@@ -54,7 +54,8 @@ AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},
     "wrappers/recording": RECORDS | {"stopping"},
-    "wrappers/sb3": RECORDS | {"analysis", "evaluation", "online", "options", "report", "results"},
+    "wrappers/sb3": RECORDS
+    | {"analysis", "estimators", "evaluation", "online", "options", "report", "results"},
 }
 
 

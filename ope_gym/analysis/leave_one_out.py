@@ -19,13 +19,12 @@ import numpy as np
 
 from ope_gym.arrays import IntArray, evenly, finite
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.table import one_estimator
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import (
     Options,
     OptionValues,
-    one_estimator,
-    refuse_value_alone,
 )
 from ope_gym.policies import EstimatedPolicy, UnavailablePolicy
 from ope_gym.policies.estimated import logger_name
@@ -67,7 +66,7 @@ def leave_one_policy_out(
         raise ValueError(f"limit is {limit!r}; check at least 1 policy")
     estimator = one_estimator(estimator)
     checked = Options(**options)
-    refuse_value_alone(checked, "leave_one_policy_out")
+    checked.refuse_value_alone("leave_one_policy_out")
     if checked.kind.name == "betting":
         raise ValueError("interval='betting' has no standard error to compare by; take 'ess-t'")
     source = load_source(episodes, checked.held_out)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ope_gym.analysis.ranking_table import Ranked, Ranking
 from ope_gym.arrays import FloatArray
+from ope_gym.estimators.table import one_estimator
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
@@ -18,8 +19,6 @@ from ope_gym.options import (
     Compute,
     Options,
     OptionValues,
-    one_estimator,
-    refuse_value_alone,
 )
 from ope_gym.policies import Policy, Target
 from ope_gym.policies.convert import is_saved
@@ -78,7 +77,7 @@ def rank(
     compute = options.get("compute", Compute())
     progress = compute.progress or (lambda _: None)  # counts policies here, not steps
     options["compute"] = dataclasses.replace(compute, progress=None)
-    refuse_value_alone(Options(**options), "rank")
+    Options(**options).refuse_value_alone("rank")
     evaluator = Evaluator(episodes, estimator, **options)
     named = named_targets(targets, evaluator.source)
     origins = origin if isinstance(origin, Mapping) else dict.fromkeys(named, origin)

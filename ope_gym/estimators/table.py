@@ -12,7 +12,8 @@ methods in `ope_gym.estimators.methods` computes it, a function there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -189,3 +190,74 @@ def by_recommendation(names: Iterable[str]) -> list[str]:
         return (1, schemes.index(c.scheme), c.capped, not c.normalised, known.index(name))
 
     return sorted(names, key=place)
+
+
+def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return names of estimators and groups, the names of others as ours; raise for unknown ones.
+
+    >>> estimator_names(["auto", "WIS"]), estimator_names("paper"), estimator_names(None)
+    (('auto', 'NBIS'), ('paper',), ('default',))
+    """
+    if estimators is None:
+        return ("default",)
+    given = (estimators,) if isinstance(estimators, str) else tuple(estimators)
+    if not given:
+        raise ValueError(f"estimators is empty; known are {', '.join(ESTIMATORS)}")
+    return tuple(dict.fromkeys(_known_name(name) for name in given))
+
+
+def _known_name(name: str) -> str:
+    ours = ALIASES.get(name, name)
+    if ours in ESTIMATORS or ours in GROUPS:
+        return ours
+    known = [*ESTIMATORS, *ALIASES, *GROUPS]
+    spelt = {word.lower(): word for word in known}  # close matches whatever the case
+    close = difflib.get_close_matches(str(name).lower(), spelt, 1)
+    hint = f"did you mean {spelt[close[0]]!r}? " if close else ""
+    raise ValueError(
+        f"estimators has {name!r}; {hint}Known are {', '.join(ESTIMATORS)} and the groups "
+        f"{', '.join(GROUPS)}"
+    )
+
+
+def one_estimator(name: object, example: str = "auto") -> str:
+    """Return the name of a single estimator, that of others as ours; raise if it is none."""
+    if not isinstance(name, str) or name in GROUPS:
+        raise ValueError(f"estimator is {name!r}; give the name of one, such as {example!r}")
+    return estimator_names(name)[0]
+
+
+def candidates(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of estimators, with each group replaced by its members."""
+    members = (m for name in names for line in GROUPS.get(name, ((name,),)) for m in line)
+    return tuple(dict.fromkeys(members))
+
+
+def choose(names: Iterable[str], lacks: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the estimators of names and groups; of groups those that can be had.
+
+    Args:
+        names: Names of estimators and groups.
+        lacks: Why a need of `NEEDS` is not met, in words.
+    """
+    chosen: list[str] = []
+    for name in names:
+        if name in GROUPS:
+            lines = (
+                [member for member in line if not lacks.keys() & ESTIMATORS[member].needs]
+                for line in GROUPS[name]
+            )
+            chosen += next(filter(None, lines), [])
+            continue
+        for need in ESTIMATORS[name].needs:
+            if need in lacks:
+                raise ValueError(
+                    f"estimators has {name!r}, which needs {NEEDS[need]}, but {lacks[need]}"
+                )
+        chosen.append(name)
+    if not chosen:
+        raise ValueError(
+            "episodes have no log_probs, so there are no weights, and without a q model "
+            "there is no estimate: give q_model a model of ope_gym.models"
+        )
+    return tuple(dict.fromkeys(chosen))

@@ -129,7 +129,7 @@ class SoftmaxLinear(Finite):
             theta = [np.column_stack([policy.weights, policy._bias]) for policy in policies]
             return _log_sigmoids(np.diff(theta, axis=1)[:, 0], observations, actions)
         stacked = np.stack([policy.weights for policy in policies], axis=1)  # (A, K, d)
-        weights = stacked.reshape(-1, stacked.shape[2])
+        weights = stacked.reshape(len(stacked) * len(policies), stacked.shape[2])
         bias = np.stack([policy._bias for policy in policies], axis=1).reshape(-1, 1)
         x = features(observations, weights.shape[1])
         chosen = choices(actions, len(x), len(stacked))

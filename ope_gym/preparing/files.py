@@ -23,7 +23,6 @@ from ope_gym.estimators.run import Aimed, Reduce, merge_all, parts_of
 from ope_gym.models import base, default_linear
 from ope_gym.models.base import Baseline, CrossFitted, FoldSums, QModel
 from ope_gym.models.folds import FOLDS, baselines
-from ope_gym.options import Options
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import Snapshot, ask_once, is_ours
 from ope_gym.preparing.survey import Survey
@@ -45,14 +44,12 @@ class Files:
 
     Args:
         survey: Who recorded them.
-        options: Those of the evaluation.
     """
 
     capacity = _STEPS
 
-    def __init__(self, survey: Survey, options: Options) -> None:
-        self._survey, self._options = survey, options
-        compute = options.compute
+    def __init__(self, survey: Survey) -> None:
+        self._survey, compute = survey, survey.options.compute
         self._workers = Workers(compute.workers, compute.ray)
 
     def policy(self, policy: Policy) -> Policy:
@@ -67,8 +64,8 @@ class Files:
         """Return a q model that can be fitted to files in blocks, or raise."""
         if isinstance(model, Baseline) or (model is not None and model.survey(target) is None):
             raise TypeError(
-                f"q_model is {_short(model)}, but episodes that are read from files in blocks take "
-                "a LinearQ, 'default' or None: load them with Trajectories.load, or raise "
+                f"q_model is {shortened(model)}, but episodes that are read from files in blocks "
+                "take a LinearQ, 'default' or None: load them with Trajectories.load, or raise "
                 "Compute(block_steps=...)"
             )
         return model
@@ -85,13 +82,13 @@ class Files:
         """Return the name of a q model that is wanted, or why there is none."""
         if model is not None:
             return type(model).__name__
-        return None if self._options.q_model is None else "none that can be fitted in blocks"
+        return None if self._survey.options.q_model is None else "none that can be fitted in blocks"
 
     def reward_model(self, model: Any, used: bool) -> str | tuple[FloatArray, FloatArray]:
         """Return the reward model, or raise."""
         if not (isinstance(model, str) and model == "deterministic"):
             raise ValueError(
-                f"reward_model is {_short(model)}, which needs all episodes in memory, but "
+                f"reward_model is {shortened(model)}, which needs all episodes in memory, but "
                 f"{_IN_BLOCKS}"
             )
         return "deterministic"
@@ -110,7 +107,7 @@ class Files:
             tuple(targets),
             weighing,
             threads=fit_for_threads(source, targets, model),
-            done=self._options.compute.progress,
+            done=survey.options.compute.progress,
         )
         ids, fold = survey.behaviours.ids, None
         if model is not None:
@@ -119,7 +116,8 @@ class Files:
         return reduce_in_passes(job, self._workers, ids, fold), None
 
 
-def _short(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return how an argument reads in a message; of a long one, its type."""
     text = repr(value)
     return text if len(text) < 60 else f"a {type(value).__name__}"
 

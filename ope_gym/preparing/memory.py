@@ -24,7 +24,6 @@ from ope_gym.models.base import (
     check_baseline,
 )
 from ope_gym.models.folds import cross_fit, cross_fit_targets, past_only
-from ope_gym.options import Options
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import ask_once
 from ope_gym.preparing.survey import Survey
@@ -54,14 +53,14 @@ class Memory:
     Args:
         survey: Who recorded them.
         data: The episodes.
-        options: Those of the evaluation.
         visits: Whether some estimator asks how often the target visits the recorded steps.
     """
 
     capacity = _STEPS
 
-    def __init__(self, survey: Survey, data: Trajectories, options: Options, visits: bool) -> None:
-        self._survey, self._data, self._options, self._visits = survey, data, options, visits
+    def __init__(self, survey: Survey, data: Trajectories, visits: bool) -> None:
+        self._survey, self._data, self._visits = survey, data, visits
+        self._options = survey.options
         self._ids, self._shared = survey.behaviours.ids, Shared()
         self._defaults: dict[int, QModel | None] = {}  # q model by number of actions, 0: continuous
         self._redraws = Redraws(data, survey.behaviours, survey.draws)

@@ -21,6 +21,7 @@ from ope_gym.inference.conclude import Known
 from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import Behaviour, PartialMixture, Sample
 from ope_gym.inference.outcomes import Outcomes, RewardSums, tally
+from ope_gym.options import Options
 from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.policies.estimated import fitted_models, logger_name, scatter_draws
 from ope_gym.preparing.weighing import Recorded
@@ -42,6 +43,7 @@ class Survey:
 
     Args:
         source: The episodes.
+        options: Those of the evaluation.
         behaviours: Who could have recorded each of them.
         strata: (n,) groups of like trajectories.
         groups: (K,) of partial mixtures.
@@ -50,6 +52,7 @@ class Survey:
     """
 
     source: Source
+    options: Options
     behaviours: Behaviours
     strata: IntArray
     groups: IntArray
@@ -57,15 +60,16 @@ class Survey:
     draws: int
 
     @classmethod
-    def of(cls, source: Source, mixture: str | int) -> Survey:
-        """Survey a source whose episodes are weighed against such mixtures."""
+    def of(cls, source: Source, options: Options) -> Survey:
+        """Survey a source."""
         behaviours, policies = behaviours_of(source.roster), source.policies
         acted = [policies[k] for k in behaviours.policies]
         return cls(
             source,
+            options,
             behaviours,
             joined(behaviours.strata),
-            groups_of(behaviours, policies, mixture),
+            groups_of(behaviours, policies, options.weighting.mixture),
             fitted_models(acted),
             scatter_draws(acted),
         )
@@ -128,10 +132,11 @@ class Survey:
             behaviours.append(Behaviour(shown, numbers, logger_name(first)))
         return tuple(behaviours)
 
-    def _propensity_model(self, names: Sequence[str], errors: bool) -> Reason | None:
+    def _propensity_model(self, names: Sequence[str]) -> Reason | None:
         """Say how propensities were estimated, and which intervals include their error."""
         if not self.estimated:
             return None
+        errors = not self.options.value_alone
         weighted = [name for name in names if errors and ESTIMATORS[name].scheme]
         known = self.source.data is not None and self.draws > 0
         drawn = tuple(name for name in weighted if known and not ESTIMATORS[name].whole)
@@ -144,11 +149,9 @@ class Survey:
         target: Policy,
         names: Sequence[str],
         *,
-        gamma: float,
-        origin: str | None = None,
-        q_model: str | None = None,
-        errors: bool = True,
-        deterministic: bool = False,
+        origin: str | None,
+        q_model: str | None,
+        deterministic: bool,
     ) -> Known:
         """Return the facts that verdicts about a target need.
 
@@ -156,13 +159,11 @@ class Survey:
             gathered: What the first pass collected.
             target: The policy to evaluate.
             names: The estimators.
-            gamma: Discount.
             origin: As in `ope_gym.evaluate`.
             q_model: Name of the q model; None without one.
-            errors: Whether errors are wanted, not the values alone.
             deterministic: Whether the target takes one action for certain.
         """
-        roster, report = self.roster, gathered.propensities
+        roster, report, gamma = self.roster, gathered.propensities, self.options.gamma
         some = marked(len(roster))
         mark = fingerprint(
             gathered.returns,
@@ -186,7 +187,7 @@ class Survey:
                 mark,
                 PartialMixture.of(self.groups) if mixed and not self.estimated else None,
                 q_model,
-                self._propensity_model(names, errors),
+                self._propensity_model(names),
             ),
             self.behaviours.ids,
             Outcomes.of(

@@ -5,7 +5,6 @@ Every node needs the same ope_gym: a worker with another version refuses.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import platform
@@ -22,10 +21,6 @@ import ope_gym
 
 _RETRIES = 5  # of an item whose worker or node is lost
 _AHEAD = 2  # items for each core that are sent before the oldest one is done
-RAY_HELP = (
-    "compute on a Ray cluster: auto, local (a new one here), HOST:PORT or ray://HOST:PORT; alone, "
-    "the one of RAY_ADDRESS, else one that runs on this machine, else a new one here"
-)
 
 
 class WorkerError(RuntimeError):
@@ -137,13 +132,3 @@ def _check_reachable(address: bool | str) -> None:
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-
-
-def ray_address(text: str) -> str:
-    """Return the address of a cluster as --ray takes it."""
-    if text not in ("auto", "local") and ":" not in text:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not an address of a Ray cluster: give auto, local, HOST:PORT or "
-            "ray://HOST:PORT, or --ray alone, after all files"
-        )
-    return text

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ope_gym.arrays import positive
 from ope_gym.scale import ray
 
+_IDLE = 20  # seconds after which processes end that nobody gives work, their parent killed perhaps
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -81,8 +82,8 @@ class Workers:
     def _by_joblib(self, backend: str, function: Any, items: Sequence[Any]) -> Iterator[Any]:
         from joblib import Parallel, delayed, parallel_config
 
-        inner = {"inner_max_num_threads": 1} if backend == "loky" else {}
-        with parallel_config(backend, **inner):
+        loky = {"inner_max_num_threads": 1, "idle_worker_timeout": _IDLE}
+        with parallel_config(backend, **(loky if backend == "loky" else {})):
             parallel = Parallel(self.count, return_as="generator", batch_size=1, max_nbytes=None)
         results = parallel(delayed(function)(item) for item in items)
         try:

@@ -5,17 +5,23 @@ All use of `ope_gym.scale` by the studies is here.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
 
-from ope_gym.scale.ray import RAY_HELP, WorkerError, connect, ray_address
+from ope_gym.scale.ray import WorkerError, connect
 from ope_gym.scale.workers import Workers
 from studies.harness.fingerprint import fingerprint
 from studies.harness.seeds import Span, seeds_of
 from studies.harness.study import Runs, Study
 
 __all__ = ["RAY_HELP", "WorkerError", "connect", "ray_address", "results_of"]
+
+RAY_HELP = (
+    "compute on a Ray cluster: auto, local (a new one here), HOST:PORT or ray://HOST:PORT; alone, "
+    "the one of RAY_ADDRESS, else one that runs on this machine, else a new one here"
+)
 
 
 def results_of(
@@ -40,3 +46,13 @@ def _run_span(study: Study, seed: int, code: str, span: Span) -> Runs:
             "the same checkout on every node"
         )
     return study.run(seeds_of(seed, span, study.name))
+
+
+def ray_address(text: str) -> str:
+    """Return the address of a cluster as --ray takes it."""
+    if text not in ("auto", "local") and ":" not in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an address of a Ray cluster: give auto, local, HOST:PORT or "
+            "ray://HOST:PORT, or --ray alone"
+        )
+    return text

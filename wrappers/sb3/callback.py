@@ -14,9 +14,10 @@ from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.paths import PathLike
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.estimators.table import estimator_names
 from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
-from ope_gym.options import Options, estimator_names
+from ope_gym.options import Options
 from ope_gym.policies import Policy
 from ope_gym.report.free_values import in_words
 from ope_gym.results import Evaluation
