@@ -84,7 +84,7 @@ class LoggerFit:
 
     @property
     def judgement(self) -> str:
-        """What the slope says, in words; nothing where there is none."""
+        """The slope in words; nothing where there is none."""
         if np.isnan(self.slope):
             return ""
         if self.calibrated is False:

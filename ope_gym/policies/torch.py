@@ -225,7 +225,7 @@ def _log_table(output: Categorical) -> FloatArray:
 
 
 class _Answer:
-    """What a module says of a block of rows: any distribution, with the methods of a policy."""
+    """Answer of a module for a block of rows: any distribution, with the methods of a policy."""
 
     def __init__(self, output: Distribution) -> None:
         self.output = output
