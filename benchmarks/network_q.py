@@ -41,7 +41,6 @@ MODELS: dict[str, Any] = {
     "NetworkQ(batch=512, learning_rate=2e-3, tau=0.01, patience=5)": NetworkQ(
         batch=512, learning_rate=2e-3, tau=0.01, patience=5
     ),
-    "NetworkQ(linear=False)": NetworkQ(linear=False),
 }
 NAMES = ("DM", "FWDR", "auto")
 _PART = re.compile(r"(<!-- by benchmarks/network_q.py -->\n).*?(<!-- end -->)", re.S)

@@ -86,10 +86,9 @@ def played(episodes: int) -> Trajectories:
     )
 
 
-@pytest.mark.parametrize("linear", [False, True])
-def test_a_network_reads_images(linear: bool) -> None:
+def test_a_network_reads_images() -> None:
     data = played(300)
-    model = NetworkQ((32,), epochs=8, batch=64, learning_rate=1e-2, tau=0.1, linear=linear)
+    model = NetworkQ((32,), epochs=8, batch=64, learning_rate=1e-2, tau=0.1)
     task = Problem(TowardsCorner(), 1.0, STEPS, np.random.default_rng(1))
     values = model.fit(data, task)
     truth = exact()[data.steps, cells_of(data.observations)]
@@ -110,7 +109,7 @@ def test_channels_may_come_first_or_last() -> None:
     first = dataclasses.replace(last, observations=np.moveaxis(seen, 3, 1).copy())
     both = dataclasses.replace(last, observations={"a": seen, "b": seen[:, 0, 0, 0].astype(float)})
     task = Problem(TowardsCorner(), 1.0, STEPS, np.random.default_rng(1))
-    model = NetworkQ((8,), epochs=1, linear=False)
+    model = NetworkQ((8,), epochs=1)
     found = []
     for data in (last, first, both):
         fresh = dataclasses.replace(task, rng=np.random.default_rng(1))

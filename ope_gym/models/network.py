@@ -14,7 +14,7 @@ from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import ActionValues, Problem, QModel, of_chosen
-from ope_gym.models.features import columns_of
+from ope_gym.models.features import Polynomial, columns_of
 from ope_gym.models.images import Image, convolutions, scaled, split
 from ope_gym.models.linear import default_linear, widest_fit
 from ope_gym.policies import FinitePolicy, Policy
@@ -24,7 +24,6 @@ from ope_gym.policies.numerics import choices
 _WIDEST = 4096  # inputs beside images
 _ROWS = 1 << 14  # steps evaluated at once, and pixels of as many
 _PIXELS = 1 << 20
-_RIPE = 5.0  # time constants of the slow network before the error may stop the training
 _DRAWS = 4  # of the target's continuous actions at each next state
 
 
@@ -40,9 +39,9 @@ class NetworkQ(QModel):
     alone would be too slow for long episodes. The inputs are the standardised observations
     (categories as 0/1 columns), the share of the horizon that is left and, if continuous, the
     actions. Images (see `ope_gym.models.images`) go through a small convolutional net of their own;
-    LinearQ then starts from averages of their blocks. A tenth of the episodes is kept aside:
-    training stops when their error has not fallen for `patience` checks, and the best network is
-    kept.
+    LinearQ then starts from averages of their blocks, and from the mean by time where there are too
+    many numbers even for degree 1. A tenth of the episodes is kept aside: training stops when their
+    error has not fallen for `patience` checks, and the best network is kept.
 
     Cost: steps × `epochs` at most; seconds for CartPole. One seed gives one result on one machine.
     Use it where LinearQ is too stiff, or for images. Weaknesses: it is slower, and because it
@@ -55,8 +54,6 @@ class NetworkQ(QModel):
         learning_rate: learning rate of Adam.
         tau: share of q that enters q' with each gradient step.
         patience: number of checks, one per epoch, without improvement before training stops.
-        linear: whether to start from the values of LinearQ, where it can read the observations, and
-            learn what these leave.
         progress: called after each epoch with (epoch, error on the episodes kept aside).
     """
 
@@ -66,7 +63,6 @@ class NetworkQ(QModel):
     learning_rate: float = 4e-3
     tau: float = 0.04
     patience: int = 3
-    linear: bool = True
     progress: Callable[[int, float], object] | None = None
 
     def __post_init__(self) -> None:
@@ -88,7 +84,7 @@ class NetworkQ(QModel):
         target, horizon, rng = problem.target, problem.horizon, problem.rng
         finite = isinstance(target, FinitePolicy)
         inputs = Inputs.of(data, finite, horizon)
-        start = _Start.of(data, problem, inputs) if self.linear else None
+        start = _Start.of(data, problem, inputs)
         now, chosen = _steps(data, target, inputs)
         following = np.minimum(np.arange(data.n_steps) + 1, data.n_steps - 1)
         probs, draws, first = _ahead(data, target, inputs, rng, start)
@@ -100,7 +96,7 @@ class NetworkQ(QModel):
         outputs = probs.shape[1] if probs is not None else 1
         kept = _kept_aside(len(data), rng)[data.episode_ids]
         # the network learns what the start leaves: r + gamma v(next) - q in the place of r
-        own = np.zeros(data.n_steps) if start is None else start.q_own(data)
+        own = start.q(data.observations, data.actions, data.steps)
         left_over = data.rewards + problem.gamma * on * first[following] - own
         table = {
             "x": _float32(now),
@@ -117,7 +113,7 @@ class NetworkQ(QModel):
         if draws is not None:
             table["draws"] = _float32(draws)
         learner = _Learner(self, table, inputs, outputs, int(rng.integers(2**62)))
-        net = learner.train(np.flatnonzero(~kept), np.flatnonzero(kept), rng, start is not None)
+        net = learner.train(np.flatnonzero(~kept), np.flatnonzero(kept), rng)
         return NetworkValues(net, inputs, outputs if finite else 0, unit, start)
 
 
@@ -136,15 +132,17 @@ class _Start:
     bounds: FloatArray
 
     @classmethod
-    def of(cls, data: Trajectories, problem: Problem, inputs: Inputs) -> _Start | None:
-        """Fit LinearQ, of images to averages of blocks; None where it cannot read the rest."""
-        model = (
-            widest_fit(data, problem.target, [inputs.averages])
-            if inputs.images
-            else default_linear(data, problem.target)
-        )
+    def of(cls, data: Trajectories, problem: Problem, inputs: Inputs) -> _Start:
+        """Fit LinearQ: to numbers, to averages of blocks of images, or else to the time alone."""
+        if inputs.images:
+            model = widest_fit(data, problem.target, [inputs.averages])
+        else:
+            model = default_linear(data, problem.target)
         if model is None:
-            return None
+            model = widest_fit(
+                data, problem.target, [_constant if inputs.images else Polynomial(1), _constant]
+            )
+            assert model is not None
         target, actions = problem.target, 0
         if isinstance(target, FinitePolicy):
             actions = target.probs(batches.take(data.observations, slice(0, 1))).shape[1]
@@ -162,10 +160,6 @@ class _Start:
         low, high = self._ends(steps)
         values = self.values.q_all(observations, steps, self.actions)
         return np.clip(values, low[:, None], high[:, None])
-
-    def q_own(self, data: Trajectories) -> FloatArray:
-        """Return q (S,) of the recorded actions."""
-        return self.q(data.observations, data.actions, data.steps)
 
     def _ends(self, steps: IntArray) -> FloatArray:
         horizon = self.bounds.shape[1] - 1
@@ -243,9 +237,7 @@ class Inputs:
 class NetworkValues(ActionValues):
     """The fitted q of NetworkQ; `actions` is 0 where they are continuous."""
 
-    def __init__(
-        self, net: Any, inputs: Inputs, actions: int, unit: float, start: _Start | None = None
-    ) -> None:
+    def __init__(self, net: Any, inputs: Inputs, actions: int, unit: float, start: _Start) -> None:
         self._net, self._inputs, self._actions, self._unit = net, inputs, actions, unit
         self._start = start
 
@@ -253,12 +245,11 @@ class NetworkValues(ActionValues):
         """Return q (n,) of the chosen actions."""
         found = self._ask(observations, actions, steps)
         own = of_chosen(found, actions) if self._actions else found[:, 0]
-        return own if self._start is None else own + self._start.q(observations, actions, steps)
+        return own + self._start.q(observations, actions, steps)
 
     def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
         """Return q (n, A) of every action."""
-        found = self._ask(observations, None, steps)
-        return found if self._start is None else found + self._start.q_all(observations, steps)
+        return self._ask(observations, None, steps) + self._start.q_all(observations, steps)
 
     def _ask(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         import torch
@@ -290,27 +281,22 @@ class _Learner:
         self.slow.load_state_dict(self.net.state_dict())
         self.slow.requires_grad_(False)
 
-    def train(
-        self, learn: IntArray, kept: IntArray, rng: np.random.Generator, started: bool = False
-    ) -> Any:
-        """Return the network with the least error on the steps kept aside.
+    def train(self, learn: IntArray, kept: IntArray, rng: np.random.Generator) -> Any:
+        """Return the network with the least error on the steps kept aside; at first it is 0.
 
         Args:
             learn: (m,) rows to learn from.
             kept: (k,) rows kept aside.
-            rng: of the order.
-            started: whether values start from a fit; then the network starts at 0, and no network
-                is better than none unless its error is smaller.
+            rng: source of the order.
         """
         import torch
 
         model = self.model
-        if started:
-            for one in (self.net, self.slow):
-                torch.nn.init.zeros_(one.head[-1].weight)
-                torch.nn.init.zeros_(one.head[-1].bias)
+        for net in (self.net, self.slow):
+            torch.nn.init.zeros_(net.head[-1].weight)
+            torch.nn.init.zeros_(net.head[-1].bias)
         adam = torch.optim.Adam(self.net.parameters(), lr=model.learning_rate)
-        best, least, waited = self._state(), self._error(kept) if started else np.inf, 0
+        best, least, waited = self._state(), self._error(kept), 0
         for epoch in range(model.epochs):
             order = rng.permutation(learn)
             for begin in range(0, order.size, model.batch):
@@ -331,11 +317,9 @@ class _Learner:
                     f"NetworkQ diverged in epoch {epoch}: use a smaller learning_rate than "
                     f"{model.learning_rate}, or LinearQ"
                 )
-            # at first the slow network is about 0 and so is the error: too early to stop
-            ripe = started or (epoch + 1) * (learn.size / model.batch) * model.tau > _RIPE
             waited += 1
-            if error < least or not ripe:
-                best, least, waited = self._state(), error if ripe else np.inf, 0
+            if error < least:
+                best, least, waited = self._state(), error, 0
             if waited >= model.patience:
                 break
         self.net.load_state_dict(best)
@@ -408,6 +392,10 @@ def _network(inputs: Inputs, hidden: tuple[int, ...], outputs: int) -> Any:
     return Net()
 
 
+def _constant(batch: Tree) -> FloatArray:
+    return np.ones((batches.length(batch), 1))
+
+
 def _float32(values: FloatArray) -> Any:
     import torch
 
@@ -428,23 +416,21 @@ def _ahead(
     target: Policy,
     inputs: Inputs,
     rng: np.random.Generator,
-    start: _Start | None,
+    start: _Start,
 ) -> tuple[FloatArray | None, FloatArray | None, FloatArray]:
     """Return the target's probabilities (S, A), or inputs (S, draws, width) of drawn actions.
 
-    And v (S,) of the start, 0 without one.
+    And v (S,) of the start.
     """
-    seen, v = data.observations, np.zeros(data.n_steps)
+    seen = data.observations
     if isinstance(target, FinitePolicy):
         probs = np.asarray(target.probs(seen))
-        if start is not None:
-            v = np.einsum("na,na->n", probs, start.q_all(seen, data.steps))
-        return probs, None, v
-    drawn = []
+        return probs, None, np.einsum("na,na->n", probs, start.q_all(seen, data.steps))
+    drawn, v = [], np.zeros(data.n_steps)
     for _ in range(_DRAWS):
         actions = target.sample(seen, rng)
         drawn.append(inputs(seen, actions, data.steps))
-        v += 0.0 if start is None else start.q(seen, actions, data.steps) / _DRAWS
+        v += start.q(seen, actions, data.steps) / _DRAWS
     return None, np.stack(drawn, axis=1), v
 
 
