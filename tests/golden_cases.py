@@ -119,7 +119,7 @@ def model_case() -> Results:
     put(
         "dynamics",
         ("DM",),
-        q_model=library.DynamicsQ(cosines=20, episodes=40, rows=2000, members=2),
+        q_model=library.DynamicsQ(cosines=20, episodes=40, rows=2000),
     )
     put("network", ("DM",), q_model=library.NetworkQ(hidden=(8,), epochs=2, batch=256))
     return out

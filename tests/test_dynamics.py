@@ -19,7 +19,6 @@ from ope_gym.models.dynamics_q import (
     DynamicsValues,
     ValueFeatures,
     fit_value,
-    paired_sampling,
     recorded_steps,
 )
 from ope_gym.models.features import monomials
@@ -31,9 +30,9 @@ from studies.cartpole.simulation import rollouts
 Floats = NDArray[np.float64]
 HORIZON = 8
 TARGET = LinearSigmoid(theta=np.array([1.0, -0.5]), bias=0.3)
-SMALL = DynamicsQ(degree=2, cosines=60, episodes=400, rows=4000, members=3)
+SMALL = DynamicsQ(degree=2, cosines=60, episodes=400, rows=4000)
 
-TINY = DynamicsQ(degree=2, cosines=20, episodes=100, rows=1000, members=3)
+TINY = DynamicsQ(degree=2, cosines=20, episodes=100, rows=1000)
 
 
 def move(state: Floats, action: int) -> Floats:
@@ -98,12 +97,10 @@ def learned(data: Trajectories, degree: int = 2) -> tuple[Environment, Steps, An
     return learn(steps, degree, ends_by_action=True), steps, probs
 
 
-def played_by(
-    environment: Environment, probs: Any, starts: Floats, seed: int, **options: Any
-) -> Played:
+def played_by(environment: Environment, starts: Floats, seed: int, **options: Any) -> Played:
     rng = np.random.default_rng(seed)
-    act = paired_sampling(probs, len(starts), rng)
-    return environment.play(act, starts, horizon=HORIZON, rng=rng, paired=True, **options)
+    act = sampling(TARGET, starts, rng)
+    return environment.play(act, starts, horizon=HORIZON, rng=rng, **options)
 
 
 def walk(rows: list[tuple[Any, ...]], n_actions: int) -> Steps:
@@ -274,13 +271,13 @@ def test_real_actions_are_inputs_and_a_rule_without_chance_can_be_played() -> No
     steps = Steps(states, following, ~truncated, actions, paid, truncated, 0)
     model = learn(steps, 2)
     starts = np.array([[1.0], [-0.5]])
-    played = model.play(lambda x, _: -x, starts, horizon=3, rng=rng)
+    played = model.play(lambda x: -x, starts, horizon=3, rng=rng)
     np.testing.assert_allclose(played.states[4:], 0.3**2 * starts, atol=1e-9)
     np.testing.assert_allclose(played.returns, -(1 + 0.3**2 + 0.3**4) * starts[:, 0] ** 2)
     policy = DiagonalGaussian(np.zeros((1, 1)), np.full(1, 5.0), np.zeros(1))
     bounds = np.full(1, -1.0), np.full(1, 0.5)
     act = sampling(policy, starts.astype(np.float32), rng, bounds)
-    np.testing.assert_array_equal(act(starts, np.arange(2)), 0.5)
+    np.testing.assert_array_equal(act(starts), 0.5)
 
 
 def test_the_time_limit_is_no_end() -> None:
@@ -315,8 +312,8 @@ def test_value_at_the_start_is_that_of_all_sequences(gamma: float, edge: float) 
     starts = np.asarray(data.observations)[data.offsets[:-1]][:40]
     exact = np.array([true_value(s, gamma, edge, HORIZON) for s in starts])
     found = start_values(values, starts)
-    model, _, probs = learned(data)
-    played = played_by(model, probs, np.repeat(starts, 50, axis=0), 9, gamma=gamma)
+    model, _, _ = learned(data)
+    played = played_by(model, np.repeat(starts, 50, axis=0), 9, gamma=gamma)
     error = exact.std() / np.sqrt(40) + 2.5 / np.sqrt(2000)  # a return is within 0 … 10
     assert abs(played.returns.mean() - exact.mean()) < 4 * error
     assert abs(found.mean() - exact.mean()) < 0.01 * exact.mean()
@@ -334,7 +331,7 @@ def test_taking_luck_out_makes_the_fit_more_precise() -> None:
         errors = []
         for seed in range(3):
             rng = np.random.default_rng(seed)
-            played = played_by(model, probs, starts, seed)
+            played = played_by(model, starts, seed)
             features = ValueFeatures.around(steps.states, HORIZON, 3, 20, rng)
             fit_to: dict[str, Any] = {"played": played, "gamma": 1.0, "rows": 2000, "rng": rng}
             theta = fit_value(model, probs, features, luck_out=luck_out, **fit_to)
@@ -368,9 +365,9 @@ def test_q_is_the_column_of_q_all() -> None:
 
 def test_episodes_are_ordered_by_their_length_and_end_at_the_limit() -> None:
     data = record(60, 0)
-    model, steps, probs = learned(data)
+    model, steps, _ = learned(data)
     times = np.array([0, 3, HORIZON - 1] * 20)
-    played = played_by(model, probs, steps.states[:60], 0, times=times)
+    played = played_by(model, steps.states[:60], 0, times=times)
     rows = played.longest_first()
     assert len(rows) == HORIZON
     for now, later in pairwise(rows):
@@ -391,15 +388,6 @@ def test_a_seed_gives_the_same_values() -> None:
     )
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 0
-
-
-def test_the_members_differ_as_far_as_the_data_leave_it_open() -> None:
-    certain = fit(record(60, 0, edge=np.inf))
-    noisy = fit(record(60, 0, edge=np.inf, noise=0.5))
-    assert certain.starts.shape == (3,)
-    assert certain.uncertainty < 1e-6
-    assert noisy.uncertainty > 1e-3
-    assert noisy.uncertainty == fit(record(60, 0, edge=np.inf, noise=0.5)).uncertainty
 
 
 def test_an_episode_is_judged_by_the_others_only() -> None:
@@ -462,7 +450,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         fit(record(10, 0), **options)
 
 
-@pytest.mark.parametrize("name", ["degree", "cosines", "episodes", "rows", "members"])
+@pytest.mark.parametrize("name", ["degree", "cosines", "episodes", "rows"])
 def test_sizes_have_a_least(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is -1: it must be at least"):
         DynamicsQ(**{name: -1})

@@ -44,8 +44,8 @@ _ROUGH = 8  # Newton steps to tell these apart
 _MARGIN = 0.5  # a predicted state may leave the recorded range by this share of it
 _NEGLIGIBLE = 1e-6  # discount below which a played episode stops
 
-ActionRule: TypeAlias = Callable[[FloatArray, IntArray], NDArray[Any]]
-"""From states (m, d) and the numbers (m,) of their episodes to actions (m,), or (m, k) if real."""
+ActionRule: TypeAlias = Callable[[FloatArray], NDArray[Any]]
+"""From states (m, d) to actions (m,), or (m, k) if real."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,6 @@ class Environment:
         rng: np.random.Generator,
         gamma: float = 1.0,
         times: IntArray | None = None,
-        paired: bool = False,
     ) -> Played:
         """Play episodes from `starts` (m, d) on, all at once.
 
@@ -220,19 +219,16 @@ class Environment:
             rng: source of the ends.
             gamma: discount.
             times: (m,) number of the first step in its episode; 0 by default.
-            paired: whether ended episodes go on to use up random numbers, so that an episode has
-                the same luck in two environments that are played with the same seed.
         """
         states, alive = starts, np.arange(len(starts))
         clock = np.zeros(len(starts), dtype=np.int64) if times is None else times
         parts, paid = [], []
         for _ in range(_longest(horizon, gamma)):
-            actions = act(states, alive)
+            actions = act(states)
             following, rewards, ends = self.step(states, actions)
             ended = np.zeros(alive.size, dtype=np.bool_)
             if self.ending is not None:
-                luck = rng.random(len(starts))[alive] if paired else rng.random(alive.size)
-                ended = luck < ends
+                ended = rng.random(alive.size) < ends
                 rewards = rewards + self.terminal_bonus * ended
             parts.append((alive, states, clock, actions, ended))
             paid.append(rewards)
@@ -279,7 +275,7 @@ def sampling(
     """
     finite = isinstance(policy, FinitePolicy)
 
-    def act(states: FloatArray, _: IntArray) -> NDArray[Any]:
+    def act(states: FloatArray) -> NDArray[Any]:
         seen = states.astype(like.dtype).reshape(-1, *like.shape[1:])
         actions = np.asarray(policy.sample(seen, rng)).reshape(len(states), -1)
         if finite:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import comb
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import ActionValues, Problem, QModel, of_chosen
-from ope_gym.models.dynamics import ActionRule, Environment, Played, Steps, learn
+from ope_gym.models.dynamics import Environment, Played, Steps, learn, sampling
 from ope_gym.models.features import monomials
 from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.numerics import choices
@@ -66,7 +66,6 @@ class DynamicsQ(QModel):
         episodes: how many are played from recorded first states; a quarter more start from any
             recorded state.
         rows: number of played steps that V is fitted to.
-        members: number of models from resampled episodes, for `DynamicsValues.uncertainty`.
     """
 
     degree: int = 3
@@ -74,10 +73,9 @@ class DynamicsQ(QModel):
     cosines: int = 200
     episodes: int = 800
     rows: int = 30_000
-    members: int = 5
 
     def __post_init__(self) -> None:
-        least = dict(degree=1, value_degree=0, cosines=0, episodes=1, rows=1, members=2)
+        least = dict(degree=1, value_degree=0, cosines=0, episodes=1, rows=1)
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {bound}")
@@ -101,23 +99,17 @@ class DynamicsQ(QModel):
         first = data.offsets[:-1][np.arange(self.episodes) % len(data)]
         begin = np.append(first, rng.integers(data.n_steps, size=self.episodes // 4))
         played = environment.play(
-            paired_sampling(probs, begin.size, rng),
+            sampling(problem.target, data.observations, rng),
             steps.states[begin],
             times=data.steps[begin],
             gamma=gamma,
             horizon=horizon,
             rng=rng,
-            paired=True,
         )
         features, theta = self._value(environment, probs, played, problem)
         lowest, highest = min(data.rewards.min(), 0.0), max(data.rewards.max(), 0.0)
         bounds = np.outer([lowest, highest], annuity(gamma, horizon))
-        seed = int(rng.integers(1 << 62))
-
-        def resampled() -> FloatArray:
-            return self._members(data, steps.states[first], problem, seed)
-
-        return DynamicsValues(environment, features, theta, gamma, horizon, bounds, resampled)
+        return DynamicsValues(environment, features, theta, gamma, horizon, bounds)
 
     def _value(
         self, environment: Environment, probs: Probs, played: Played, problem: Problem
@@ -141,26 +133,6 @@ class DynamicsQ(QModel):
         features = ValueFeatures.around(states, *shape, metric)
         return features, fit(features)
 
-    def _members(
-        self, data: Trajectories, starts: FloatArray, problem: Problem, seed: int
-    ) -> FloatArray:
-        """Return the mean value (members,) at `starts` in models of resampled episodes."""
-        rng, values = np.random.default_rng(seed), np.empty(self.members)
-        for member in range(self.members):
-            again = data.select(episodes=rng.integers(len(data), size=len(data)))
-            steps, probs = recorded_steps(again, problem.target)
-            luck = np.random.default_rng(seed)  # the same for all members
-            played = learn(steps, self.degree, ends_by_action=True).play(
-                paired_sampling(probs, len(starts), luck),
-                starts,
-                gamma=problem.gamma,
-                horizon=problem.horizon,
-                rng=luck,
-                paired=True,
-            )
-            values[member] = played.returns.mean()
-        return values
-
 
 @dataclass(frozen=True, eq=False)
 class DynamicsValues(ActionValues):
@@ -173,7 +145,6 @@ class DynamicsValues(ActionValues):
         gamma: discount.
         horizon: longest possible episode.
         bounds: (2, horizon + 1) least and largest return by the number of steps left.
-        resampled: gives the mean value at the start in each member of the ensemble.
     """
 
     environment: Environment
@@ -182,7 +153,6 @@ class DynamicsValues(ActionValues):
     gamma: float
     horizon: int
     bounds: FloatArray
-    resampled: Callable[[], FloatArray]
 
     def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
         """Return the expected return (n, A) from step `steps` on, after every action."""
@@ -199,19 +169,6 @@ class DynamicsValues(ActionValues):
         """Return V (n,) before the action of step `steps`, clipped to what the rewards allow."""
         low, high = self.bounds[:, np.maximum(self.horizon - steps, 0)]
         return np.clip(self.theta @ self.features(states, steps), low, high)
-
-    @cached_property
-    def starts(self) -> FloatArray:
-        """Return the mean value (members,) at recorded starts, in models of resampled episodes."""
-        return self.resampled()
-
-    @property
-    def uncertainty(self) -> float:
-        """Return the standard deviation of the value over models of resampled episodes.
-
-        It sees what the data leave open, not what no model of this kind can express.
-        """
-        return float(self.starts.std(ddof=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,16 +321,6 @@ def fit_value(
     penalty = np.full(size, _RIDGE * mass)
     penalty[0] *= 1e-6  # the constant is not penalised
     return np.asarray(np.linalg.solve(square + np.diag(penalty), product))
-
-
-def paired_sampling(probs: Probs, episodes: int, rng: np.random.Generator) -> ActionRule:
-    """Return the rule that draws actions; an episode has the same luck in two environments."""
-
-    def act(states: FloatArray, which: IntArray) -> IntArray:
-        luck = rng.random(episodes)[which]
-        return np.asarray((luck[:, None] >= probs(states).cumsum(axis=1)[:, :-1]).sum(axis=1))
-
-    return act
 
 
 def _states(observations: Tree) -> FloatArray:

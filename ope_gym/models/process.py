@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -127,30 +126,18 @@ class Process:
         """Return the mean of q over the recorded steps."""
         return float(np.sum(self.seen * q) / max(self.seen.sum(), 1.0))
 
-    def values_down(self, horizon: int) -> Iterator[tuple[int, FloatArray]]:
-        """Yield (j, v_j) from j = horizon - 1 steps left down to 0.
+    def values(self, horizon: int) -> list[FloatArray]:
+        """Return v_0 … v_{horizon - 1}, by the number of steps left.
 
-        One in sqrt(T) of the values is kept, and the others are computed again: O(sqrt(T) S)
-        memory. Where the values converge, all longer horizons have the last of them.
+        Where they converge, all longer horizons share the last of them.
         """
-        v, kept = np.zeros(len(self.seen)), list[FloatArray]()
-        stride, still = isqrt(horizon) + 1, horizon - 1
-        for j in range(horizon):
-            if j % stride == 0:
-                kept.append(v)
-            before, v = v, self.backup(v)
-            if np.max(np.abs(v - before)) <= _STILL * np.max(np.abs(v)):
-                still = j
-                break
-        for j in range(horizon - 1, still, -1):
-            yield j, v
-        for block in range(len(kept) - 1, -1, -1):
-            first = block * stride
-            run = [kept[block]]
-            for _ in range(min(first + stride, still + 1) - first - 1):
-                run.append(self.backup(run[-1]))
-            for i in range(len(run) - 1, -1, -1):
-                yield first + i, run[i]
+        values = [np.zeros(len(self.seen))]
+        while len(values) < horizon:
+            values.append(self.backup(values[-1]))
+            change = np.max(np.abs(values[-1] - values[-2]))
+            if change <= _STILL * np.max(np.abs(values[-1])):
+                values += [values[-1]] * (horizon - len(values))
+        return values
 
     def fixed_point(self) -> FloatArray:
         """Solve v = r + gamma P v, (S,).
@@ -210,7 +197,7 @@ class Process:
     def _forward(self, start: FloatArray, horizon: int) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Yield for t = 0, 1, ... where the target is (S,), and the values one step later (S,)."""
         x, along = start, self._policy_moves.T.tocsr()
-        for _, v in self.values_down(horizon):
+        for v in reversed(self.values(horizon)):
             yield x, v
             x = along @ x
             if not x.sum() > _GONE:

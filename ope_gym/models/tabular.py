@@ -187,7 +187,7 @@ class TableValues(ActionValues):
         order = np.argsort(before, kind="stable")
         longest = int(before.max(initial=0))
         bounds = np.searchsorted(before[order], np.arange(longest + 2))
-        for j, v in self._process.values_down(longest + 1):
+        for j, v in enumerate(self._process.values(longest + 1)):
             rows = order[bounds[j] : bounds[j + 1]]
             if rows.size:
                 self._put(found, rows, state[rows], self._process.q(v))
