@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import Trajectories, evaluate
+from ope_gym import Trajectories
 from ope_gym.arrays import folds_within
 from ope_gym.models import (
     ActionValues,
@@ -33,7 +32,6 @@ from ope_gym.models.base import SAMPLES
 from ope_gym.models.folds import baselines, cross_fit_targets
 from ope_gym.models.linear import FeatureSurvey
 from ope_gym.models.linear_values import near_weights
-from ope_gym.options import Compute
 from ope_gym.policies import DiagonalGaussian, Uniform
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
@@ -487,23 +485,16 @@ def test_several_targets_are_fitted_as_one_is(model: Any) -> None:
         np.testing.assert_allclose(found.visits.ratio, alone.visits.ratio, atol=1e-10)
 
 
-def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = recorded(10, (300, 300))
-    whole = fitted(LinearQ(), record)
-    monkeypatch.setattr("ope_gym.models.equations._SORTED", 1)  # 256 rows at once
-    monkeypatch.setattr("ope_gym.models.equations._CACHED", 1)  # 64 of one group
-    parts = fitted(LinearQ(), record)
-    np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
-
-
 @pytest.mark.parametrize("time", [0, 3])
-def test_steps_of_one_time_may_be_summed_first(monkeypatch: pytest.MonkeyPatch, time: int) -> None:
+def test_how_sums_are_cut_makes_no_difference(monkeypatch: pytest.MonkeyPatch, time: int) -> None:
     record = recorded(10, (300, 300))
-    found = []
-    for call in (-(10**9), 10**9):  # each time by itself, and powers of time at every step
-        monkeypatch.setattr("ope_gym.models.equations._CALL", call)
-        found.append(fitted(LinearQ(time=time), record).theta)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    whole = fitted(LinearQ(time=time), record)
+    constants = [("_SORTED", 1), ("_CACHED", 1)]  # 256 rows at once, 64 of one group
+    constants += [("_CALL", -(10**9)), ("_CALL", 10**9)]  # each time by itself, or every step
+    for name, value in constants:
+        monkeypatch.setattr(f"ope_gym.models.equations.{name}", value)
+        parts = fitted(LinearQ(time=time), record)
+        np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-6)
 
 
 CUTS = [[0, 25], [0, 1, 9, 9, 25], list(range(26))]
@@ -602,19 +593,6 @@ def test_the_default_model_can_be_fitted(width: int, actions: int, expected: Any
     if expected is not None:
         groups = np.zeros(len(data), dtype=np.int64)
         cross_fit(expected, data, groups, Problem(target, 1.0, 3, rng))
-
-
-def test_files_give_the_values_of_memory_where_the_target_never_acts(tmp_path: Path) -> None:
-    """No step has a weight, which no chunk knows of the others."""
-    data, target = recorded(3, (10, 15)).trajectories, Table(np.eye(3)[[2, 2, 2]])
-    data = dataclasses.replace(data, actions=np.zeros(data.n_steps, dtype=np.int64))
-    paths = [tmp_path / "one.ope", tmp_path / "two.ope"]
-    for path, some in zip(paths, (slice(0, 11), slice(11, 25)), strict=True):
-        data.select(episodes=some).save(path)
-    loaded = Trajectories.load(paths[0]).merge(Trajectories.load(paths[1]))
-    whole = evaluate(loaded, target, "DM", q_model=LinearQ())
-    parts = evaluate(paths, target, "DM", q_model=LinearQ(), compute=Compute(block_steps=8))
-    np.testing.assert_allclose(parts["DM"].value, whole["DM"].value, rtol=1e-9)
 
 
 @pytest.mark.parametrize("make", [LinearQ, TabularQ])

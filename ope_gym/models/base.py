@@ -275,6 +275,14 @@ def of_chosen(everything: FloatArray, actions: Tree) -> FloatArray:
     return np.asarray(everything[np.arange(chosen.size), chosen])
 
 
+def each_action(chosen: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
+    """Yield each action with where it was chosen: a slice, which needs no copy, if side by side."""
+    for a in np.unique(chosen).tolist():
+        rows = np.flatnonzero(chosen == a)
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        yield a, slice(first, end) if end - first == rows.size else rows
+
+
 def check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baseline:
     """Return a baseline of finite numbers, one a step, or raise."""
     for name, values in (("q", baseline.q), ("v", baseline.v)):

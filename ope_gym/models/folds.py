@@ -23,6 +23,7 @@ from ope_gym.models.base import (
     Problem,
     QModel,
     Visits,
+    each_action,
 )
 from ope_gym.policies import FinitePolicy
 from ope_gym.policies.numerics import choices
@@ -211,7 +212,9 @@ class _Evaluation:
             kind = type(values[0])
             everything, seen = kind.of_targets(values, self.answers, rows, visits)
             np.clip(everything, low, high, out=everything)  # (P, A, n)
-            q = everything[:, self.chosen[rows], np.arange(rows.size)]
+            q = np.empty((len(values), rows.size))
+            for a, some in each_action(self.chosen[rows]):
+                q[:, some] = everything[:, a, some]
             for table, asked in zip(everything, self.answers, strict=True):
                 table *= asked.columns(rows)
             v = everything.sum(axis=1)

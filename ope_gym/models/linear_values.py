@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.models.base import ActionValues, Visits, of_chosen
+from ope_gym.models.base import ActionValues, Visits, each_action, of_chosen
 from ope_gym.models.features import Phi
 from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
@@ -81,8 +80,7 @@ class LinearValues(ActionValues):
             return everything, [None] * len(values)
         chosen = choices(data.actions, data.n_steps, phi.actions)[rows]
         dual = np.empty((len(values), rows.size))
-        for a in np.unique(chosen):
-            some = _neighbours(chosen == a)
+        for a, some in each_action(chosen):
             weights = np.stack([own.dual[a] for own in values])
             dual[:, some] = phi.weigh(weights, plain[:, some], left[some])
         return everything, [
@@ -94,13 +92,6 @@ class LinearValues(ActionValues):
     def at_once(cls, targets: int) -> int:
         """Return how many steps to evaluate at once."""
         return int(np.clip(_CACHED // targets, _FEWEST, _MOST))
-
-
-def _neighbours(mask: NDArray[np.bool_]) -> slice | IntArray:
-    """Return where a mask is true, as a slice if these are neighbours, which need no copy."""
-    rows = np.flatnonzero(mask)
-    first, last = int(rows[0]), int(rows[-1]) + 1
-    return slice(first, last) if last - first == rows.size else rows
 
 
 def near_weights(answers: Answers, nearness: float) -> FloatArray:
