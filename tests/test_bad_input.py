@@ -106,11 +106,6 @@ def test_options(door: Door, options: dict[str, Any], message: str) -> None:
         door(**options)
 
 
-def test_arrays_know_no_time_limit() -> None:
-    with pytest.raises(ValueError, match="needs horizon, the longest possible episode"):
-        second_door(**BETS)
-
-
 @both
 @pytest.mark.parametrize(
     ("part", "value", "message"),
