@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import errno
-import importlib.util
 import random
 import re
 import signal
@@ -965,11 +964,8 @@ def test_values_go_to_the_logger_of_sb3(tmp_path: Path, capsys: pytest.CaptureFi
     (shape,) = layout.tensor_proto.string_val
     assert b"rollout/(return|ep_rew_mean)$" in shape
     assert b"ope/settled/low" in shape
-    assert "ope/report/text_summary" in tags["tensors"]
-    assert "log10_weight/NFIS" in tags["histograms"]
+    assert "ope/report" in tags["tensors"]
     assert ope.report is not None
-    if importlib.util.find_spec("matplotlib"):
-        assert {"ope/forest", "ope/policy_overlap", "ope/weights"} <= {*tags["images"]}
     out = capsys.readouterr().out
     assert out.startswith("128 timesteps: worth ")
     assert "The policy after 256 timesteps is worth " in out
