@@ -924,9 +924,11 @@ def test_raw_episodes_keep_their_numbers_if_another_recorder_has_written(
         file.append(played.select(episodes=[1, 2]))
         assert file.append_raw(raw(played.select(episodes=[3])), 0, 0)
         file.append(played.select(episodes=[3]))
-        file.close()
+        with looping(path, played):
+            assert not file.append_raw(raw(played.select(episodes=[4])), 0, 0)
+        file.append(played.select(episodes=[4]))
     found = Trajectories.load(path)
-    assert_array_equal(found.rewards, played.select(episodes=[0, 1, 0, 2, 3]).rewards)
+    assert_array_equal(found.rewards, played.select(episodes=[0, 1, 0, 2, 3, 0, 4]).rewards)
     assert not np.isnan(found.log_probs).any()
 
 
@@ -964,3 +966,31 @@ def test_raw_episodes_stay_until_the_checked_ones_are_written(
         assert not file.append_raw(raw(played.select(episodes=[3])), 0, 0)
         file.flush()
         assert_identical(Trajectories.load(path), played.select(episodes=range(3)))
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_interrupt_leaves_no_raw_episode_twice(
+    tmp_path: Path, played: Trajectories, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    path = tmp_path / "run"
+    transaction = store._transaction
+
+    @contextlib.contextmanager
+    def interrupted(db: sqlite3.Connection) -> Iterator[None]:
+        with transaction(db):
+            yield
+            if not written:
+                raise KeyboardInterrupt
+        raise KeyboardInterrupt
+
+    with looping(path, played) as file:
+        for i in (1, 2):
+            with monkeypatch.context() as patch:
+                if i == 2:
+                    patch.setattr(store, "_transaction", interrupted)
+                with contextlib.suppress(KeyboardInterrupt):
+                    assert file.append_raw(raw(played.select(episodes=[i])), 0, 0)
+        assert len(Trajectories.load(path)) == 2 + written
+        assert not file.append_raw(raw(played.select(episodes=[3])), 0, 0)
+        file.append(played.select(episodes=[1, 2, 3]))
+    assert_identical(Trajectories.load(path), played.select(episodes=range(4)))

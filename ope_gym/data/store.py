@@ -109,11 +109,7 @@ class _Raw(NamedTuple):
 
     episode: int  # number of the first
     step: int  # number of its first step
-    rosters: list[Ints]  # rows of all of them, as `read_roster` returns them
-
-    def roster(self) -> Ints:
-        """Return (n, 5) the rows."""
-        return np.concatenate(self.rosters)
+    rosters: list[Ints]  # rows of all of them, by call, as `read_roster` returns them
 
 
 class Store:
@@ -282,17 +278,19 @@ class Store:
         returns = np.add.reduceat(episodes.rewards, starts)
         if not np.isfinite(returns).all():
             return False
+        # Noted before, so that an interrupt cannot leave episodes in the file that nobody knows of:
+        # `append` sees whether the latest of them are there.
+        self._end = None
+        raw = self._raw = self._raw or _Raw(episode, step, [])
+        raw.rosters.append(roster)
         try:
             self._require_file()
             with _transaction(db):
                 _insert_episodes(db, episode, roster, returns, starts + step)
                 _insert(db, ChunkRow(step, steps, episode, n, layout, 0, 0, data), roster)
         except (OSError, sqlite3.Error):  # `append` tries again, and says what is wrong
-            self._end = None
+            raw.rosters.pop()
             return False
-        if self._raw is None:
-            self._raw = _Raw(episode, step, [])
-        self._raw.rosters.append(roster)
         self._end = episode + n, step + steps
         return True
 
@@ -439,29 +437,31 @@ def _write(
         "SELECT first_step + steps FROM chunks ORDER BY first_step DESC LIMIT 1"
     ).fetchone()
     step = last[0] if last else 0
-    known = 0
-    if raw is not None:
-        replaced = raw.roster()
+    in_file = 0
+    rosters = [] if raw is None else raw.rosters
+    if raw is not None and rosters and episode == raw.episode + sum(map(len, rosters[:-1])):
+        rosters.pop()  # an interrupt came before they were written
+    if raw is not None and rosters:
+        replaced = np.concatenate(rosters)
         begins = "SELECT 1 FROM chunks WHERE first_step=?"
-        if episode != raw.episode + len(replaced) or not db.execute(begins, (raw.step,)).fetchone():
+        if episode == raw.episode + len(replaced) and db.execute(begins, (raw.step,)).fetchone():
+            episode, step = raw.episode, raw.step
+            db.execute("DELETE FROM chunks WHERE first_step >= ?", (step,))
+            if np.array_equal(_roster(data, policies, loops)[: len(replaced)], replaced):
+                in_file = len(replaced)
+            else:  # one of them was invalid
+                db.execute("DELETE FROM episodes WHERE id >= ?", (episode,))
+        else:
             # Another recorder has written since. The raw ones stay as they are, because episodes
             # keep their numbers, and readers ask the policy; only later ones are written.
             later = data.start_clock + data.lengths > (replaced[:, 1] + replaced[:, 3]).max()
             data = take(data, np.flatnonzero(later))
-        else:
-            episode, step = raw.episode, raw.step
-            db.execute("DELETE FROM chunks WHERE first_step >= ?", (step,))
-            roster = _roster(data, policies, loops)
-            if np.array_equal(roster[: len(replaced)], replaced):
-                known = len(replaced)
-            else:  # one of them was invalid
-                db.execute("DELETE FROM episodes WHERE id >= ?", (episode,))
     if not len(data):
         return 0, (episode, step)
     roster = _roster(data, policies, loops)
     starts = data.offsets[:-1]
     returns = np.add.reduceat(data.rewards, starts)
-    for begin in range(known, len(data), _ROWS):
+    for begin in range(in_file, len(data), _ROWS):
         rows = slice(begin, begin + _ROWS)
         _insert_episodes(db, episode + begin, roster[rows], returns[rows], starts[rows] + step)
     small = _write_chunks(db, data, roster, episode, step)

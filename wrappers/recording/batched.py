@@ -132,8 +132,8 @@ class BatchedSession(Session):
                 self._begin(envs)
 
     def hand_over_if_due(self) -> None:
-        """Hand over the episodes that wait: with a file at once, else if there may be many."""
-        if not self._waiting or (self._file is None and self.clock < self._due):
+        """Hand over the episodes that wait if there may be many; a file has them at once."""
+        if not self._waiting or (self.clock < self._due and self._can_wait()):
             return
         self._due = self.clock + self._patience
         self.hand_over()

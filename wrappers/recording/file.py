@@ -21,6 +21,7 @@ from ope_gym.data.store import Store
 from ope_gym.data.stored import read_stored
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.stopping import held_back
+from wrappers.recording.finished import Finished
 
 # A full or failing disk, or another writer that takes long: it may pass.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
@@ -123,6 +124,12 @@ class EpisodeFile:
         """Write finished episodes, as the buffer of a session keeps them."""
         self._queue.append((loop, episodes))
         self.write()
+
+    def append_raw(self, loop: int, episodes: Finished, policy: int) -> bool:
+        """Write episodes of one policy before they are checked, see `Store.append_raw`."""
+        if self._store is None or self._queue or len(self._loops) > 1:
+            return False
+        return self._store.append_raw(episodes, self._loops[loop].numbers[policy], loop)
 
     def write(self) -> None:
         """Write the policies, changes and episodes that the file lacks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,13 +15,17 @@ from numpy.typing import NDArray
 
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.paths import PathLike
+from ope_gym.data.schema import join
 from ope_gym.data.spaces import Space
-from ope_gym.data.trajectories import PropensityMismatch, Trajectories
+from ope_gym.data.trajectories import PropensityMismatch, Trajectories, nothing
 from ope_gym.policies import Policy, acting_log_probs
 from ope_gym.stopping import held_back
 from wrappers.recording.file import EpisodeFile, PolicyChange, check_path
 from wrappers.recording.finished import Finished
 
+# Episodes are in the file at once, but readers need not ask their policy after so many seconds, and
+# the store brings them to the disk then.
+_WAITING_SECONDS = 1.0
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
 
 
@@ -119,6 +124,8 @@ class Session(ABC):
         self._file = file
         self._loop = -1 if file is None else file.join(self.buffer, self._changes)
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
+        self._written = 0  # how many of them are in the file as they came
+        self._handed_over = time.monotonic()
         self._warned = False
 
     # Defined by the two kinds of session -------------------------------------------------
@@ -209,6 +216,29 @@ class Session(ABC):
 
     # Finished episodes -------------------------------------------------------------------
 
+    def _can_wait(self) -> bool:
+        """Write episodes that have just ended to the file; return whether the buffer can wait."""
+        if self._file is None:
+            return True
+        if time.monotonic() - self._handed_over > _WAITING_SECONDS:
+            return False
+        ended = self._waiting[self._written :]
+        if not ended:
+            return True
+        try:
+            finished = self._columns(ended)
+        except Exception:  # `hand_over` says which episode is to blame
+            return False
+        changed, k, _ = self._changes[-1]
+        if finished.start_clock.min() < changed or (
+            self.settings.audit and not np.isnan(finished.log_probs).all()
+        ):
+            return False
+        if not self._file.append_raw(self._loop, finished, k):
+            return False
+        self._written = len(self._waiting)
+        return True
+
     def hand_over(self) -> None:
         """Put the finished episodes that wait into the buffer, and into the file.
 
@@ -218,6 +248,7 @@ class Session(ABC):
         if not self._waiting:
             return
         first_error: Exception | None = None
+        parts: list[Trajectories] = []
         with held_back():
             size = len(self._waiting)
             while some := self._waiting[:size]:
@@ -229,12 +260,21 @@ class Session(ABC):
                         self._waiting, size = self._one_by_one(self._waiting), 1
                         continue
                     self.count_dropped(1, int(lengths[0]), warn=False)
-                    first_error, episodes = first_error or _explained(error), None
+                    first_error = first_error or _explained(error)
+                else:
+                    parts.append(episodes)
                 del self._waiting[:size]
-                if self._file is not None and episodes is not None:
-                    self._file.append(self._loop, episodes)
+            self._written, self._handed_over = 0, time.monotonic()
+            if self._file is not None:  # in one piece, in place of those that it has raw
+                self._file.append(self._loop, self._joined(parts))
         if first_error is not None:
             raise first_error
+
+    def _joined(self, parts: list[Trajectories]) -> Trajectories:
+        if not parts:
+            settings = self.settings
+            return nothing(settings.observation_space, settings.action_space, settings.horizon)
+        return parts[0] if len(parts) == 1 else join(parts)
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand over first: a copy must not write episodes that wait here."""

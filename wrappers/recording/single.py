@@ -99,7 +99,7 @@ class SingleSession(Session):
         self._waiting += (episode,)
         self._episode = next_one
         audited = self.settings.audit and not all(map(math.isnan, episode.log_probs))
-        if self._file is not None or audited or self._waiting_steps >= _WAITING_STEPS:
+        if audited or self._waiting_steps >= _WAITING_STEPS or not self._can_wait():
             self.hand_over()
 
     def drop(self, *, warn: bool) -> None:
