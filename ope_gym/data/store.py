@@ -252,14 +252,16 @@ class Store:
             loop: Loop in which they were played, as given to `change`.
 
         Returns:
-            Whether they are in the file. If not (something waits or fails, another recorder has
-            written, the file could not answer for the policy, or rows are no numbers), `append`
+            Whether they are in the file. If not (something waits or fails, a second has passed,
+            another recorder has written, or the file could not answer for the policy), `append`
             should follow at once.
         """
         db = self._db
         if db is None or self.inherited or self._end is None or self._new_changes or self._waiting:
             return False
         if policy >= len(self._policies) or not self._can_answer[policy]:
+            return False
+        if time.monotonic() - self._synced > _SYNC_SECONDS:
             return False
         try:
             layout, data = encoding.encode(episodes, described=self._spaces)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,9 +22,6 @@ from ope_gym.stopping import held_back
 from wrappers.recording.file import EpisodeFile, PolicyChange, check_path
 from wrappers.recording.finished import Finished
 
-# Episodes are in the file at once, but readers need not ask their policy after so many seconds, and
-# the store brings them to the disk then.
-_WAITING_SECONDS = 1.0
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
 
 
@@ -125,7 +121,6 @@ class Session(ABC):
         self._loop = -1 if file is None else file.join(self.buffer, self._changes)
         self._waiting: list[Any] = []  # finished, and not in the buffer yet
         self._written = 0  # how many of them are in the file as they came
-        self._handed_over = time.monotonic()
         self._warned = False
 
     # Defined by the two kinds of session -------------------------------------------------
@@ -220,8 +215,6 @@ class Session(ABC):
         """Write episodes that have just ended to the file; return whether the buffer can wait."""
         if self._file is None:
             return True
-        if time.monotonic() - self._handed_over > _WAITING_SECONDS:
-            return False
         ended = self._waiting[self._written :]
         if not ended:
             return True
@@ -264,7 +257,7 @@ class Session(ABC):
                 else:
                     parts.append(episodes)
                 del self._waiting[:size]
-            self._written, self._handed_over = 0, time.monotonic()
+            self._written = 0
             if self._file is not None:  # in one piece, in place of those that it has raw
                 self._file.append(self._loop, self._joined(parts))
         if first_error is not None:
