@@ -318,7 +318,7 @@ class Store:
         db = self._open()
         self._require_file()
         now = time.monotonic()
-        due = now - self._synced > _SYNC_SECONDS and not self._whole
+        due = now - self._synced > _SYNC_SECONDS and not (self._whole or db.in_transaction)
         policies, loops, small, end = self._policies, self._loops, self._small, self._end
         if self._new_policies or self._new_changes:  # which count when they are in the file
             policies, loops = list(policies), dict(loops)
@@ -551,8 +551,10 @@ def _merge(db: sqlite3.Connection, path: str, described: Any) -> int:
 
 @contextlib.contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
+    if db.in_transaction:  # an interrupt came before `with` was there to end it
+        db.execute("ROLLBACK")
     try:
+        db.execute("BEGIN IMMEDIATE")
         yield
         db.execute("COMMIT")
     except BaseException:
