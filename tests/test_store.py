@@ -210,6 +210,7 @@ def test_small_chunks_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     env = recorder(path, "..T", "T", ".C")
     for n in range(1, 12):
         play(env, 1)
+        assert len(env.buffer) == n  # whoever looks at the buffer lets the recorder hand over
         play(twin, 1)
         assert_identical(Trajectories.load(path), twin.buffer.view())
         chunks = n if n < 4 else 1 + n % 4
