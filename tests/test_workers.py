@@ -95,7 +95,7 @@ def test_impossible_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(ValueError, match=f"ray is {impossible!r}"):
             Workers(ray=impossible)
     with pytest.raises(ValueError, match=r"workers is 2 and ray is True: .* give one of them"):
-        Compute(workers=2, ray=True)
+        Workers(2, True)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install -e .*\[ray\]"):
         ray_tasks.connect(True)

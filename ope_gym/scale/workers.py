@@ -7,6 +7,7 @@ here, and Ctrl-C ends whoever is still at work.
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ class Workers:
     def _by_joblib(self, backend: str, function: Any, items: Sequence[Any]) -> Iterator[Any]:
         from joblib import Parallel, delayed, parallel_config
 
-        loky = {"inner_max_num_threads": 1, "idle_worker_timeout": _IDLE}
+        loky: dict[str, Any] = {"inner_max_num_threads": 1, "idle_worker_timeout": _IDLE}
+        loky["initializer"] = _leave_signals
         with parallel_config(backend, **(loky if backend == "loky" else {})):
             parallel = Parallel(self.count, return_as="generator", batch_size=1, max_nbytes=None)
         results = parallel(delayed(function)(item) for item in items)
@@ -90,9 +92,16 @@ class Workers:
             for result in results:  # noqa: UP028, which would close `results` with its warnings
                 yield result
         finally:
+            # from a thread of joblib, if Ctrl-C ends what it finds the workers by; they are ended
+            warnings.filterwarnings("ignore", "Failed to kill subprocesses")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of items for which nobody waits any more
                 results.close()
+
+
+def _leave_signals() -> None:
+    """Leave Ctrl-C to the parent, which ends the workers: each would print where it was."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
