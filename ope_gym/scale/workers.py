@@ -92,8 +92,6 @@ class Workers:
             for result in results:  # noqa: UP028, which would close `results` with its warnings
                 yield result
         finally:
-            # from a thread of joblib, if Ctrl-C ends what it finds the workers by; they are ended
-            warnings.filterwarnings("ignore", "Failed to kill subprocesses")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of items for which nobody waits any more
                 results.close()
