@@ -77,10 +77,10 @@ def test_targets_that_are_asked_together_answer_as_each_does() -> None:
     targets = [LinearSigmoid(np.array([0.1, 0.2, 0.3, 0.1 * k])) for k in range(3)]
     answers = [Answers(target, data) for target in targets]
     ask_together(answers)
-    for own in answers:
-        assert "log_probs" in vars(own)
-        expected = policy_log_probs(own.target, "target", data)
-        np.testing.assert_allclose(own.log_probs, expected, rtol=1e-13)
+    for answer in answers:
+        assert answer._log_probs is not None
+        expected = policy_log_probs(answer.target, "target", data)
+        np.testing.assert_allclose(answer._log_probs, expected, rtol=1e-13)
 
 
 class Tempered(LinearSigmoid):
