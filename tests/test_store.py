@@ -914,6 +914,30 @@ def test_invalid_raw_episodes_leave_the_file(tmp_path: Path, played: Trajectorie
     assert_identical(Trajectories.load(path), played.select(episodes=[0, 1, 3, 5]))
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [("actions", 5, "cannot tell the propensities.*is 5"), ("log_probs", 0.7, "log_probs is 0.7")],
+)
+def test_an_invalid_raw_episode_of_a_killed_recorder_costs_no_other(
+    column: str, value: float, reason: str, tmp_path: Path, played: Trajectories
+) -> None:
+    path = tmp_path / "run"
+    with looping(path, played) as file:
+        episodes = raw(played.select(episodes=[1, 2, 3]))
+        changed = getattr(episodes, column).copy()
+        changed[3] = value  # of the second
+        setattr(episodes, column, changed)
+        assert file.append_raw(episodes, 0, 0)
+    with Store(path) as file:  # of a recorder that continues the file
+        file.add_policy(played.policies[0])
+        file.append(played.select(episodes=[4, 5]))
+    refused(path, f"invalid: .*{reason}.*keep the others by")
+    with pytest.warns(UserWarning, match=f"left out 1 invalid episode of .*run: .*{reason}"):
+        found = Trajectories.load(path, recover=True)
+    assert_array_equal(found.rewards, played.select(episodes=[0, 1, 3, 4, 5]).rewards)
+    assert_array_equal(found.log_probs, played.select(episodes=[0, 1, 3, 4, 5]).log_probs)
+
+
 def test_raw_episodes_keep_their_numbers_if_another_recorder_has_written(
     tmp_path: Path, played: Trajectories
 ) -> None:

@@ -39,9 +39,9 @@ from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule, check_sch
 from ope_gym.data.schema import (
     BATCHES,
     COLUMNS,
+    C,
     Chunk,
     Columns,
-    Floats,
     Ints,
     check_alike,
     space_of,
@@ -90,7 +90,8 @@ class StoredEpisodes:
         stop: Number behind the last one.
         offsets: (n + 1,) number of the first step of each episode in the file, and behind the last.
         table: (n, 5) what `read_roster` returns; no rows in a part.
-        recover: Whether damage ends the episodes with a warning, instead of an error.
+        recover: Whether damage ends the episodes, and invalid ones are left out, with a warning
+            instead of an error.
     """
 
     file: SeenFile
@@ -239,8 +240,6 @@ class StoredEpisodes:
             clocks = np.repeat(table[chosen, 3], lengths) + steps
             acted = self.file_schedules[s].schedule.policy_at(clocks)
             policy_ids[np.repeat(chosen, table[:, 1])] = acted
-        if np.isnan(columns["log_probs"].sum()):
-            columns["log_probs"] = self._propensities(columns, policy_ids)
         return Chunk(
             int(first),
             int(first),
@@ -261,24 +260,27 @@ class StoredEpisodes:
             ),
         )
 
-    def _propensities(self, columns: dict[str, Tree], policy_ids: NDArray[np.int32]) -> Floats:
-        """Return the log-probabilities, of the policy where its recorder was killed before."""
-        log_probs: Floats = columns["log_probs"].copy()
+    def completed(self, data: C) -> C:
+        """Return episodes with their propensities: of the policy where its recorder was killed."""
+        if not np.isnan(data.log_probs.sum()):
+            return data
         silent = np.array([isinstance(p, UnknownPolicy | UnavailablePolicy) for p in self.policies])
-        rows = np.flatnonzero(np.isnan(log_probs) & ~silent[policy_ids])
-        seen, chosen = (batches.take(columns[name], rows) for name in BATCHES)
+        log_probs = data.log_probs.copy()
+        rows = np.flatnonzero(np.isnan(log_probs) & ~silent[data.policy_ids])
+        seen, chosen = (batches.take(getattr(data, name), rows) for name in BATCHES)
         try:
-            log_probs[rows] = acting_log_probs(self.policies, policy_ids[rows], seen, chosen)
+            log_probs[rows] = acting_log_probs(self.policies, data.policy_ids[rows], seen, chosen)
         except Exception as error:  # of any policy, about rows that it did not choose
-            raise damaged(self.name, f"a policy cannot tell the propensities: {error}") from error
-        return log_probs
+            raise ValueError(f"a policy cannot tell the propensities: {error}") from error
+        return dataclasses.replace(data, log_probs=log_probs)
 
     def damaged(self, offset: int, error: Exception) -> DamagedFileError:
         """Return the error for contents that have the right checksums, but cannot be."""
         return DamagedFileError(
-            f"{self.name}: the contents contradict each other from row {offset} of episodes on: "
-            f"{error}; the checksums are right, so it was written like this; record the episodes "
-            "again"
+            f"{self.name}: an episode from row {offset} of episodes on is invalid: {error}; the "
+            "checksums are right, so it was written like this, or its recorder was killed before "
+            "it left the episode out; keep the others by "
+            "Trajectories.load(path, recover=True).save(new_path)"
         )
 
 
@@ -308,7 +310,8 @@ def read_stored(path: PathLike | SeenFile, *, recover: bool = False) -> StoredEp
 
     Args:
         path: The file.
-        recover: Whether to read what precedes damage, instead of raising `DamagedFileError`.
+        recover: Whether to leave out invalid episodes, and all from damage on, instead of raising
+            `DamagedFileError`.
     """
     file = path if isinstance(path, SeenFile) else SeenFile.unread(path)
     with file.reading() as db:

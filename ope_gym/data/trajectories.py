@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from ope_gym.data.checks import checked
 from ope_gym.data.database import SeenFile
 from ope_gym.data.paths import MALFORMED, PathLike, in_place_of
 from ope_gym.data.schedules import PolicyTable, Schedule
-from ope_gym.data.schema import Columns, Floats, Ints, join, latest_episodes, renumber, take
+from ope_gym.data.schema import Chunk, Columns, Floats, Ints, join, latest_episodes, renumber, take
 from ope_gym.data.spaces import Space
 from ope_gym.data.store import Store, require_closed
 from ope_gym.data.stored import StoredEpisodes, read_stored
@@ -379,8 +380,8 @@ class Trajectories(Columns, Viewable):
 
         Args:
             path: The file, or a folder of tables.
-            recover: Whether to read what precedes damage, instead of raising `DamagedFileError`;
-                not for tables.
+            recover: Whether to leave out invalid episodes, and all from damage on, instead of
+                raising `DamagedFileError`; not for tables.
         """
         if is_table(SeenFile.unread(path)):
             return cls.from_frame(path)
@@ -424,14 +425,49 @@ def read_chunks(
     fields = [field.name for field in dataclasses.fields(Columns)]
     for chunk in section.chunks(steps):
         raw = Trajectories(**{name: getattr(chunk.columns, name) for name in fields})
-        place = None
-        if isinstance(section, TableSection):
-            place = partial(_place, section, chunk.offset)
         try:
-            found = checked(raw, copy=False, first=chunk.first, place=place)
+            found = _checked(section, raw, chunk)
         except MALFORMED as error:
-            raise section.damaged(chunk.offset, error) from error
+            if isinstance(section, TableSection) or not section.recover:
+                raise section.damaged(chunk.offset, error) from error
+            found = _valid(section, raw, chunk)
         yield found
+
+
+def _checked(
+    section: StoredEpisodes | TableSection, raw: Trajectories, chunk: Chunk
+) -> Trajectories:
+    if isinstance(section, StoredEpisodes):
+        return checked(section.completed(raw), copy=False, first=chunk.first)
+    place = partial(_place, section, chunk.offset)
+    return checked(raw, copy=False, first=chunk.first, place=place)
+
+
+def _valid(section: StoredEpisodes, raw: Trajectories, chunk: Chunk) -> Trajectories:
+    """Return the valid episodes of a chunk, and warn of the others.
+
+    A recorder leaves invalid episodes out when it checks them; if it is killed before, or another
+    one writes meanwhile, they stay in the file.
+    """
+    good, errors = [np.empty(0, dtype=np.int64)], []
+    parts = [np.arange(len(raw))]
+    while parts:  # in halves: few episodes are invalid
+        part = parts.pop()
+        try:
+            _checked(section, take(raw, part), chunk._replace(first=chunk.first + int(part[0])))
+        except MALFORMED as error:
+            if len(part) > 1:
+                parts += reversed(np.array_split(part, 2))
+            else:
+                errors.append(error)
+        else:
+            good.append(part)
+    warnings.warn(
+        f"left out {_count(len(errors), 'invalid episode')} of {section.name}: {errors[0]}",
+        UserWarning,
+        stacklevel=4,
+    )
+    return _checked(section, take(raw, np.concatenate(good)), chunk)
 
 
 def _place(section: TableSection, first: int, row: int) -> str:
