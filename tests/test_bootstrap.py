@@ -151,6 +151,18 @@ def test_replicates_spread_like_the_standard_error_in_strata_of_any_size(
             assert means.std() / error == pytest.approx(1.0, abs=some)
 
 
+@pytest.mark.parametrize("size", [2, 30])
+def test_replicates_spread_where_trajectories_of_a_stratum_are_far_apart(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Policies that take turns: no block of neighbours has two trajectories of one of them."""
+    monkeypatch.setattr(bootstrap, "_BLOCK", 240 // size)
+    strata = np.tile(np.arange(240 // size), size)
+    values = np.random.default_rng(0).standard_normal(240)
+    means = Resamples(strata, 10_000, seed=0).means(values)
+    assert means.std() == pytest.approx(standard_error(values, strata), rel=0.2)
+
+
 def test_a_task_draws_its_own_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "_BLOCK", 16)
     strata = np.random.default_rng(0).integers(5, size=50)

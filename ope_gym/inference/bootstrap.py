@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.inference.errors import join_single
+from ope_gym.inference.errors import join_single, joined
 
 _BLOCK = 1024  # trajectories that are drawn from together
 _ELEMENTS = 1 << 22  # of a block of (replicates, trajectories) or (trajectories, steps)
@@ -34,7 +34,7 @@ class Resamples:
     """How much each of R replicates counts each of n trajectories.
 
     Args:
-        strata: (n,) stratum of each; single ones of a block are joined to a neighbour.
+        strata: (n,) stratum of each; single ones of a block are joined, unless all strata have one.
         replicates: R.
         seed: of the draws.
     """
@@ -42,6 +42,7 @@ class Resamples:
     def __init__(self, strata: IntArray, replicates: int, seed: int) -> None:
         self.replicates, self.seed = replicates, seed
         self._size, self._begin, self._strata = strata.size, 0, strata
+        self._lone = int(np.bincount(strata).max()) < 2  # no spread can be seen
         self._drawn: dict[int, tuple[NDArray[np.uint8], FloatArray]] = {}
 
     def part(self, trajectories: slice) -> Resamples:
@@ -72,7 +73,9 @@ class Resamples:
                 self._drawn.clear()
             first = block * _BLOCK - self._begin
             rng = np.random.default_rng([self.seed, block])
-            self._drawn[block] = draw(self._strata[first : first + _BLOCK], self.replicates, rng)
+            strata = self._strata[first : first + _BLOCK]
+            strata = strata if self._lone else _with_neighbours(strata)
+            self._drawn[block] = draw(strata, self.replicates, rng)
         return self._drawn[block]
 
     def pooled(self) -> Resamples:
@@ -94,6 +97,12 @@ class Resamples:
             some = values[begin : begin + _BLOCK]
             total += self.factors(begin, begin + some.size) @ some
         return total / values.size
+
+
+def _with_neighbours(strata: IntArray) -> IntArray:
+    """Join strata (m,) of one trajectory inside a block: drawn alone, it would never vary."""
+    strata = join_single(joined(strata))
+    return strata if np.bincount(strata).max() > 1 else np.zeros_like(strata)
 
 
 def draw(
