@@ -79,6 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         command = load(name)
         values = command.parse(rest)
+        _keep_recordings(values)
         with compilation_shown():
             result: CommandResult = command.call(values)
         _print(result.text)
@@ -108,6 +109,14 @@ def load(name: str) -> Command:
     module = import_module(f"ope_gym.commands.{COMMANDS[name]}")
     descriptions = described(Options, Weighting, Compute) | SHARED
     return Command(getattr(module, name.replace("-", "_")), f"{_program()} {name}", descriptions)
+
+
+def _keep_recordings(values: dict[str, Any]) -> None:
+    """Raise if a file of episodes would be overwritten."""
+    read = {os.path.realpath(path) for path in values.get("files", ())}
+    for name, path in values.items():
+        if isinstance(path, Path) and os.path.realpath(path) in read:
+            raise UsageError(f"--{name}: {path} is a file of episodes; give another one")
 
 
 def _program() -> str:

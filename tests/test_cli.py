@@ -237,6 +237,8 @@ def test_betting_and_schedules_in_blocks_from_the_command_line(
         (["evaluate", "--jsn", "x"], "unrecognized arguments: --jsn x; did you mean --json? (see "),
         (["rank", "--policies", "none.zip"], "'none.zip', and there is no such file"),
         (["rank", "--policies", "99"], "--policies 99: give"),
+        (["rank", "--policies", "0-99999999999"], "--policies 0-99999999999: give"),
+        (["evaluate", "--target", "²"], "--target ²: give a policy"),
         (["plan", "--collect", "best"], "--collect best: give"),
         (["check", "none.ope"], "'none.ope', and there is no such file"),
         (["report"], "the following arguments are required: --html"),
@@ -253,6 +255,23 @@ def test_what_the_command_line_refuses(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("python -m ope_gym: ")
     assert message in line
+
+
+def test_no_command_overwrites_episodes(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, link = tmp_path / "run.ope", tmp_path / "link"
+    path.write_bytes(files[0].read_bytes())
+    link.symlink_to(path)
+    for name, flag in (
+        ("evaluate", "--json"),
+        ("report", "--html"),
+        ("fit-behaviour", "--save"),
+        ("rank", "--figure"),
+    ):
+        assert command([name, str(path), flag, str(link)]) == 2
+        assert f"{flag}: {link} is a file of episodes; give another" in capsys.readouterr().err
+    assert path.read_bytes() == files[0].read_bytes()
 
 
 def test_ray_needs_ray(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -1019,3 +1020,19 @@ def test_an_interrupt_leaves_no_raw_episode_twice(
         assert not file.append_raw(raw(played.select(episodes=[3])), 0, 0)
         file.append(played.select(episodes=[1, 2, 3]))
     assert_identical(Trajectories.load(path), played.select(episodes=range(4)))
+
+
+def test_an_interrupt_loses_no_episode_if_another_recorder_has_written(
+    tmp_path: Path, played: Trajectories
+) -> None:
+    path = tmp_path / "run"
+    with looping(path, played) as file:
+        assert file.append_raw(raw(played.select(episodes=[1])), 0, 0)
+        stop = mock.patch.object(store, "_insert_episodes", side_effect=KeyboardInterrupt)
+        with stop, pytest.raises(KeyboardInterrupt):
+            file.append_raw(raw(played.select(episodes=[2])), 0, 0)
+        with looping(path, played):
+            pass
+        file.append(played.select(episodes=[1, 2]))
+    expected = played.select(episodes=[0, 1, 0, 2])
+    assert_array_equal(Trajectories.load(path).rewards, expected.rewards)

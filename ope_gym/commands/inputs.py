@@ -208,7 +208,7 @@ def target_named(word: str, source: Source | None = None, option: str = "target"
     """
     if ":" in word and not is_saved(word):
         return imported(word)()
-    target: Target = int(word) if word.isdigit() else word
+    target: Target = int(word) if word.isdecimal() else word
     if source is not None:
         source.number(target, option)  # raises
     return target
@@ -222,13 +222,14 @@ def targets_named(words: Sequence[str], source: Source) -> list[int | str]:
         if word == "all":
             known = enumerate(source.policies)
             targets += [k for k, policy in known if not isinstance(policy, UnavailablePolicy)]
-        elif dash and first.isdigit() and last.isdigit():
+        elif dash and first.isdecimal() and last.isdecimal():
             low, high = sorted((int(first), int(last)))
+            source.number(high, "policies")  # raises, before so many numbers are made
             targets += range(low, high + 1)
         elif is_saved(word):
             targets.append(word)
         else:
-            targets.append(source.number(int(word) if word.isdigit() else word, "policies"))
+            targets.append(source.number(int(word) if word.isdecimal() else word, "policies"))
     for target in targets:
         source.number(target, "policies")  # raises
     return list(dict.fromkeys(targets))

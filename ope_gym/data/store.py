@@ -440,11 +440,13 @@ def _write(
     ).fetchone()
     step = last[0] if last else 0
     in_file = 0
-    rosters = [] if raw is None else raw.rosters
-    if raw is not None and rosters and episode == raw.episode + sum(map(len, rosters[:-1])):
-        rosters.pop()  # an interrupt came before they were written
-    if raw is not None and rosters:
-        replaced = np.concatenate(rosters)
+    if raw is not None and raw.rosters:
+        replaced = np.concatenate(raw.rosters)
+        there = read_roster(db, raw.episode, raw.episode + len(replaced))
+        if not np.array_equal(there, replaced):  # an interrupt came before the last were written
+            raw.rosters.pop()
+    if raw is not None and raw.rosters:
+        replaced = np.concatenate(raw.rosters)
         begins = "SELECT 1 FROM chunks WHERE first_step=?"
         if episode == raw.episode + len(replaced) and db.execute(begins, (raw.step,)).fetchone():
             episode, step = raw.episode, raw.step
