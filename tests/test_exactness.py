@@ -264,6 +264,17 @@ def test_agreement_with_the_reference(case: str, name: str) -> None:
         assert_agrees(name, data, gamma=0.93, cap=1.5)
 
 
+@pytest.mark.parametrize(("name", "fused"), [("OUIS", "FIS"), ("NOUIS", "NFIS")])
+def test_a_path_of_continuous_actions_is_never_certain(name: str, fused: str) -> None:
+    """So OUIS is FIS, also where the density of 200 steps of a narrow Gaussian overflows."""
+    rng = np.random.default_rng(0)
+    rows = 8.0 + 0.1 * rng.standard_normal((2, 2000))
+    data = Data(rows.mean(axis=0), rows, np.arange(10) % 2, rng.random(2000), 200 * np.arange(11))
+    got = evaluate_log_probs(*data, estimators=[name, fused], density=True)
+    np.testing.assert_array_equal(got[name].influence, got[fused].influence)
+    assert np.isfinite(got[name].value)
+
+
 @pytest.mark.parametrize("name", ["OUIS", "NOUIS"])
 @pytest.mark.parametrize("case", ["ragged", "a thousand steps", "nearly certain", "zeros"])
 def test_agreement_with_the_reference_for_given_reward_moments(case: str, name: str) -> None:

@@ -283,6 +283,15 @@ def test_the_deviation_of_a_return_is_between_that_of_the_weights_and_that_insid
     assert whole == pytest.approx(want, rel=1e-10)
 
 
+def test_the_deviation_of_equal_returns_is_no_rounding() -> None:
+    """Else it decides the colour: 1e-30 fresh episodes are red, and an unknown number is not."""
+    rng = np.random.default_rng(0)
+    returns = np.full(300, 0.1 + 0.2)
+    seen = outcomes.Outcomes(returns, (0.0, 1.0), (0.0, 1.0), False, 0.3)
+    weights, strata = rng.random((5, 300)), rng.integers(40, size=300)
+    assert [seen.deviation(w, strata) for w in weights] == [0.0] * 5
+
+
 def test_the_interval_of_the_mean_weight_is_made_where_it_could_matter() -> None:
     calm = evaluate_log_probs(*logged([1] * 300, 3), estimators=["FIS"])["FIS"].diagnostics
     assert "mean_weight_interval" not in vars(calm)

@@ -160,7 +160,7 @@ class Outcomes:
     def deviation(
         self, weights: FloatArray, strata: IntArray, sizes: IntArray | None = None
     ) -> float:
-        """Estimate the standard deviation of one return of the target.
+        """Estimate the standard deviation of one return of the target; 0 if it is but rounding.
 
         From the weighted variance with ESS m, and the unweighted one inside strata as if it came
         from five more episodes: it decides where the weights leave next to nothing.
@@ -186,11 +186,13 @@ class Outcomes:
         inside = float(apart @ apart) / freedom
         total, square = float(weights.sum()), float(weights @ weights)
         size = total**2 / square if total > 0.0 else 0.0
-        if size <= 1.0 + 1e-9:
-            return unit * float(np.sqrt(inside))
-        apart = returns - weights @ returns / total
-        weighted = float(weights @ np.square(apart, out=apart)) / total * size / (size - 1.0)
-        return unit * float(np.sqrt((size * weighted + _PRIOR * inside) / (size + _PRIOR)))
+        variance = inside
+        if size > 1.0 + 1e-9:
+            apart = returns - weights @ returns / total
+            weighted = float(weights @ np.square(apart, out=apart)) / total * size / (size - 1.0)
+            variance = (size * weighted + _PRIOR * inside) / (size + _PRIOR)
+        deviation = unit * float(np.sqrt(variance))
+        return 0.0 if deviation <= EQUAL * self.largest else deviation
 
 
 def majority_share(values: FloatArray, weights: FloatArray, unit: float) -> float:

@@ -105,8 +105,9 @@ class Prefixes:
             certain,
             scratch,
         )
-        result = -self.mixture  # f(p) is p where p is negligible
-        some = np.flatnonzero((extra > 0.0) | (certain > 0.0) | (self.own > _NEGLIGIBLE))
+        result = -self.mixture  # f(p) is p where p is negligible, and where a is 0
+        differs = (extra > 0.0) | (certain > 0.0) | (self.own > _NEGLIGIBLE)
+        some = np.flatnonzero(differs & (self._a > 0.0))
         own, mixture, a, sure = self.own[some], self.mixture[some], self._a[some], certain[some]
         rest = (1.0 - a) - a * np.expm1(own)  # 1 - a P_b
         with np.errstate(divide="ignore", invalid="ignore"):
