@@ -240,6 +240,7 @@ def test_betting_and_schedules_in_blocks_from_the_command_line(
         (["rank", "--policies", "0-99999999999"], "--policies 0-99999999999: give"),
         (["evaluate", "--target", "²"], "--target ²: give a policy"),
         (["plan", "--collect", "best"], "--collect best: give"),
+        (["distribution", "--quantiles", "2"], "quantile 2.0: give a share within (0, 1)"),
         (["check", "none.ope"], "'none.ope', and there is no such file"),
         (["report"], "the following arguments are required: --html"),
         (["evalute"], "there is no command 'evalute'; did you mean evaluate?"),

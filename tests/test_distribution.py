@@ -286,7 +286,7 @@ def test_errors_name_the_argument(options: dict[str, object], words: str) -> Non
 def test_errors_of_single_numbers_name_the_argument() -> None:
     data, target, _, _ = whole_population((64, 64))
     result = distribution(data, target)
-    with pytest.raises(ValueError, match=r"level is 1\.0"):
+    with pytest.raises(ValueError, match=r"quantile 1\.0"):
         result.quantile(1.0)
     with pytest.raises(ValueError, match=r"tail is 0\.0"):
         result.cvar(0.0)

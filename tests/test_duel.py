@@ -489,6 +489,7 @@ def coin_env() -> Any:
         ("0", ["--bounds", "1", "0"], 3, "--bounds 1 0: give finite"),
         ("7", [], 3, "--new 7"),
         ("0", ["--env", "Coi-v0"], 3, "--env Coi-v0: "),
+        ("0", ["--env", "no_such:Coin-v0"], 3, "--env no_such:Coin-v0: No module"),
         ("tests.test_duel:worse", [], 1, "tests.test_duel:worse (new) - policy 0 (old)"),
     ],
 )

@@ -589,8 +589,9 @@ def test_saving_replaces_a_file_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "run"
     env = recorder(path)
     play(env, 1)
-    with pytest.raises(RuntimeError, match="a recorder is writing to it"):
-        recording().save(path)
+    for save in (recording().save, recording().to_parquet):
+        with pytest.raises(RuntimeError, match="a recorder is writing to it"):
+            save(path)
     assert len(Trajectories.load(path)) == 1
     env.close()
     path.chmod(0o600)

@@ -159,7 +159,7 @@ class Distribution:
             level: within (0, 1), 0.5 for the median.
         """
         if not 0.0 < level < 1.0:
-            raise ValueError(f"level is {level!r}; give a share within (0, 1), such as 0.05")
+            raise ValueError(f"quantile {level!r}: give a share within (0, 1), such as 0.05")
         w, name = self.weighted, f"{100 * level:g} % quantile"
         value, ends = w.quantile(level), self.outcomes.cut(w.quantile_interval(level, self.level))
         return Quantity(name, value, ends, w.smaller_side(value))

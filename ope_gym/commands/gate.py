@@ -81,7 +81,7 @@ def gate(
     limit = 2 * duel.rules.limit
     try:
         made = gym.make(env)
-    except gym.error.Error as error:
+    except (gym.error.Error, ImportError) as error:
         raise ValueError(f"--env {env}: {error}") from None
     with progress_bar("episodes", limit) as bar:
         bar.update(duel.episodes)

@@ -178,6 +178,7 @@ class Viewable:
         It replaces an older file only when it is complete. `evaluate`, the commands and
         `Trajectories.from_frame` read it.
         """
+        require_closed(path)
         write_parquet(self.view(), path)
 
 
