@@ -22,7 +22,7 @@ Further examples
   ope-gym evaluate episodes.ope --estimators NFIS FIS --json result.json
   ope-gym evaluate run_*.ope --workers 8            files larger than memory
   ope-gym evaluate table.parquet folder             tables, a row for a step
-  ope-gym evaluate log.csv --column episode=user reward=clicks
+  ope-gym evaluate log.csv --column reward=clicks --target module:function
 
 `ope-gym COMMAND --help` explains a command, `ope-gym estimators` lists what
 --estimators takes, `ope-gym --version` tells the version; `python -m ope_gym`

@@ -32,6 +32,9 @@ def is_uri(path: PathLike) -> bool:
 
 def file_system(path: str) -> tuple[Any, str]:
     """Return the file system of Arrow that a full path or URI names, and the path in it."""
+    from ope_gym.data.tables.cells import import_arrow
+
+    import_arrow()  # says how to install it
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem, LocalFileSystem
 
