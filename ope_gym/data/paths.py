@@ -30,10 +30,19 @@ def is_uri(path: PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def import_arrow() -> Any:
+    """Return pyarrow, or say how to install it."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError(
+            'tables need pyarrow, which is missing: pip install -e ".[tables]" -c constraints.txt'
+        ) from error
+    return pyarrow
+
+
 def file_system(path: str) -> tuple[Any, str]:
     """Return the file system of Arrow that a full path or URI names, and the path in it."""
-    from ope_gym.data.tables.cells import import_arrow
-
     import_arrow()  # says how to install it
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem, LocalFileSystem

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
+from ope_gym.data.paths import import_arrow
 from ope_gym.data.schema import Flags, Ints
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.layout import Spec
@@ -29,17 +30,6 @@ Place = Callable[[int], str]
 
 _REMEDY = "fill it, or leave the episode out"
 _LARGEST = 2**63 - 1025  # the largest float below 2^63, and below it any integer of 64 bits
-
-
-def import_arrow() -> Any:
-    """Return pyarrow, or say how to install it."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError(
-            'tables need pyarrow, which is missing: pip install -e ".[tables]" -c constraints.txt'
-        ) from error
-    return pyarrow
 
 
 class BadCell(ValueError):

@@ -15,7 +15,7 @@ from ope_gym.arrays import LOG_PROB_TOLERANCE
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.database import SeenFile
-from ope_gym.data.paths import MALFORMED, PathLike
+from ope_gym.data.paths import MALFORMED, PathLike, import_arrow
 from ope_gym.data.schedules import Schedule, check_schedules
 from ope_gym.data.schema import Chunk, Columns, Ints
 from ope_gym.data.spaces import Space
@@ -115,7 +115,7 @@ class TableSection:
             size = int(starts[ended] - starts[done])
             if row < starts[-1] and (steps is None or size < steps):
                 continue
-            joined = cells.import_arrow().concat_tables(waiting)
+            joined = import_arrow().concat_tables(waiting)
             yield self._chunk(done, ended, joined.slice(0, size))
             waiting, done = [joined.slice(size)], ended
         if row != starts[-1]:

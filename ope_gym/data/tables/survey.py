@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.data.paths import import_arrow
 from ope_gym.data.schema import Flags, Ints
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.cells import BadCell, Place
@@ -61,7 +62,7 @@ def find_episodes(rows: Rows, plan: Plan) -> Episodes:
     row = base = 0  # number of the next row; number of the first step in each episode
     for table in rows.read(plan.structure, 0, int(rows.groups[-1])):
         begins = last is None
-        joined = table if begins else cells.import_arrow().concat_tables([last, table])
+        joined = table if begins else import_arrow().concat_tables([last, table])
         top = row + len(table) - len(joined)
 
         def place(i: int, top: int = top) -> str:
@@ -212,7 +213,7 @@ def _facts(table: Any, fresh: Flags, plan: Plan, place: Place) -> Ints:
 
 def _check_whole(ids: list[Any], starts: Ints, name: str, place: Place) -> None:
     """Raise if an episode begins a second time."""
-    pa = cells.import_arrow()
+    pa = import_arrow()
     encoded = pa.concat_arrays(ids).dictionary_encode()
     codes = np.asarray(encoded.indices)  # numbered in the order in which they first appear
     again = codes != np.arange(len(codes))

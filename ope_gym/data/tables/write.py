@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ope_gym.batches import Tree
-from ope_gym.data.paths import PathLike, in_place_of
+from ope_gym.data.paths import PathLike, import_arrow, in_place_of
 from ope_gym.data.schema import COLUMNS, Columns, space_of
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.header import KEY, header_to_json
@@ -33,7 +33,7 @@ _GROUP = 1 << 16  # steps of a row group
 
 def arrow_table(data: Columns) -> Any:
     """Return trajectories as an Arrow table, with a header in the metadata of its schema."""
-    pa = cells.import_arrow()
+    pa = import_arrow()
     columns = [("episode", pa.array(data.episode_ids)), ("step", pa.array(data.steps))]
     header = header_to_json(data, "the table")
     is_last = np.zeros(data.n_steps, np.bool_)
