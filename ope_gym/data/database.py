@@ -1,7 +1,8 @@
 """The file of recorded episodes: a SQLite database of six tables, and one way to read it.
 
 Episodes and their steps are numbered through the whole file, in the order in which the episodes
-ended, and neither is ever changed: a reader finds step 1,000 where it was, however many follow.
+ended, and keep their numbers: a reader finds step 1,000 where it was, however many follow. Only a
+recorder that wrote episodes before it checked them may take the latest ones back.
 `ope_gym.data.store` appends episodes, `ope_gym.data.stored` reads them. Nothing in a file is code,
 and no view or trigger is ever run: a file with other tables than these is refused.
 """
