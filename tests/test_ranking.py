@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import ndtr, stdtr
+from scipy.special import gammaincinv, ndtr, stdtr
 from scipy.stats import chi2
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -24,7 +24,7 @@ from ope_gym import (
     evaluate_log_probs,
     rank,
 )
-from ope_gym.analysis.ranking import probability_best
+from ope_gym.analysis.ranking import _widening, probability_best
 from ope_gym.analysis.ranking import ranked as rank_estimates
 from ope_gym.cli import main as command
 from ope_gym.inference.errors import covariance_within, standard_error
@@ -565,3 +565,11 @@ def test_an_interval_that_is_undefined_loses_nothing() -> None:
         for row in found.values():
             assert row.estimate.lost == (0.0, 0.0)
         assert len(found) == 2
+
+
+@pytest.mark.parametrize("ess", [1.01, 1.1, 1.5, 3.0, 100.0])
+def test_interpolated_factors_of_few_effective_episodes_are_those_of_chi2(ess: float) -> None:
+    uniform = np.random.default_rng(0).random(5000)
+    half = np.maximum(gammaincinv((ess - 1.0) / 2, uniform), 1e-300)
+    want = np.minimum(np.sqrt(ess / 2 / half), 1e9)
+    np.testing.assert_allclose(_widening(np.array([ess]), uniform)[:, 0], want, rtol=1e-6)
