@@ -106,11 +106,11 @@ _RED: dict[str, Words] = {
         "{logged:.6g} but policy {policy} gives {given:.6g}"
     ),
     "ratios_high": (
-        "the ratios of the target's probabilities to the recorded ones average {mean:.3f} instead "
+        "the ratios of the target's probabilities to the recorded ones average {mean:.4g} instead "
         "of 1: the propensities look wrongly recorded"
     ),
     "ratios_low": (
-        "the ratios of the target's probabilities to the recorded ones average {mean:.3f} instead "
+        "the ratios of the target's probabilities to the recorded ones average {mean:.4g} instead "
         "of 1: the propensities look wrongly recorded, or the recorded policies hardly ever do "
         "some of what the target does"
     ),

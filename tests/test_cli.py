@@ -331,6 +331,15 @@ def test_defaults_are_those_of_python() -> None:
             assert values[option] == defaults[option], (name, option)
 
 
+def test_names_of_columns_are_for_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.ope"
+    made(0, 12, 9).save(path)
+    assert command(["evaluate", str(path), "--column", "reward=r"]) == 2
+    assert f"--column names columns of tables, but {path} is none" in capsys.readouterr().err
+
+
 def test_a_table_of_unknown_loggers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its labels are shown, and the remedies are those that there are."""
     pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))

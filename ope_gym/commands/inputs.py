@@ -105,8 +105,13 @@ def episodes_of(files: Sequence[Path], column: Mapping[str, str] | None) -> Any:
     """Return files, or the table that they are if its columns have names."""
     if not column:
         return files
+    from ope_gym.data.database import SeenFile
     from ope_gym.data.tables.layout import scan_parquet
+    from ope_gym.data.tables.rows import is_table
 
+    for file in files:
+        if not is_table(SeenFile.unread(file)):
+            raise ValueError(f"--column names columns of tables, but {file} is none: leave it out")
     return scan_parquet(files, **column_names(column))
 
 
