@@ -26,6 +26,7 @@ from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, reused, script
 from tests.test_record import EXOTIC, held_out_by_definition, row, same
 from wrappers.recording.autoreset import AUTORESETS
+from wrappers.recording.rows import _Columns
 from wrappers.vector import RecordTrajectories
 
 MODES = list(AutoresetMode)
@@ -267,6 +268,14 @@ def test_any_space(name: str, mode: AutoresetMode | None, tmp_path: Path) -> Non
         for i in range(data.n_steps):
             assert same(row(data.observations, i), element(i % 4)), i
             assert same(row(data.actions, i), element(i % 4 + 4)), i
+
+
+def test_what_is_not_written_yet_is_not_widened() -> None:
+    columns = _Columns("observations", gym.spaces.Box(-1, 1, (1,)), 2)
+    columns.put(np.zeros((2, 1), dtype=np.float32), 0, 2, 4)
+    columns.arrays[0].view(np.uint32)[2:] = 0x7FA00000  # a cast of this signalling NaN warns
+    columns.put(np.full((2, 1), 0.1), 2, 4, 4)
+    assert columns.arrays[0].ravel().tolist() == [0.0, 0.0, 0.1, 0.1]
 
 
 def test_wider_floats_are_recorded_in_full() -> None:

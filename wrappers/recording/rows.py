@@ -79,8 +79,10 @@ class _Columns:
             self.arrays = [np.empty((capacity, *x.shape[1:]), dtype=x.dtype) for x in leaves]
         for i, leaf in enumerate(leaves):
             if leaf.dtype != self.arrays[i].dtype:  # widen the column: no digit may be lost
-                both = np.promote_types(self.arrays[i].dtype, leaf.dtype)
-                self.arrays[i] = self.arrays[i].astype(both)
+                narrow = self.arrays[i]
+                both = np.promote_types(narrow.dtype, leaf.dtype)
+                self.arrays[i] = np.empty(narrow.shape, dtype=both)
+                self.arrays[i][:first] = narrow[:first]  # the others are not written yet
             self.arrays[i][first:last] = leaf
 
     def read(self, rows: NDArray[np.int64]) -> Tree:
