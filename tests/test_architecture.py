@@ -18,7 +18,7 @@ HEAVY = {"torch", "scipy", "numba", "llvmlite", "tensorboard", "matplotlib", "pa
 HEAVY |= {"pyarrow", "polars"}
 
 # Room by room: what a file there may import of ope_gym, beside its own room.
-FLOOR = {"arrays", "kernels", "batches", "verdict"}
+FLOOR = {"arrays", "kernels", "batches", "files", "verdict"}
 STORED = FLOOR | {"policies", "data"}
 SUMS = {"arrays", "kernels", "options", "results", "estimators", "inference", "verdict"}
 WEIGHED = STORED | {"options", "weights", "models"}
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "compiling": set(),
     "kernels": {"compiling"},
     "batches": set(),
+    "files": set(),
     "verdict": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},
@@ -43,13 +44,13 @@ MAY_IMPORT = {
     "log_probs": WEIGHED | SUMS | {"estimation"},
     "analysis": WEIGHED | SUMS | {"scale", "evaluation", "report"},
     "online": WEIGHED | {"inference"},
-    "report": SUMS | {"analysis", "online"},
+    "report": SUMS | {"analysis", "files", "online"},
     "stopping": set(),
 }
 EVERYTHING = {"__init__", "__main__", "cli", "commands"}
 
 # Folder by folder: what the packages around ope_gym may import of it.
-RECORDS = {"arrays", "batches", "data", "policies", "verdict"}
+RECORDS = {"arrays", "batches", "data", "files", "policies", "verdict"}
 AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},

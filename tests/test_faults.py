@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import hashlib
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import warnings
@@ -32,6 +35,7 @@ from ope_gym.data import space_json
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.files import write_file
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
 from ope_gym.stopping import held_back
 from tests.scripted_envs import ScriptedEnv, script
@@ -491,3 +495,42 @@ def test_the_soak_sees_a_leak_that_fits_into_its_allowance(leak: float, found: b
     ]
     assert soak.leaks(lines) is found
     assert abs(leak) <= soak.ALLOWANCE
+
+
+def test_whoever_reads_a_file_that_several_write_gets_one_of_theirs(tmp_path: Path) -> None:
+    path, texts = tmp_path / "page.html", [letter * 300_000 for letter in "ab"]
+
+    def write(text: str) -> None:
+        for _ in range(30):
+            write_file(path, text)
+
+    write_file(path, texts[0])
+    writers = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert path.read_text() in texts
+    assert os.listdir(tmp_path) == ["page.html"]
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_full_disk_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    path = tmp_path / "result.json"
+    write_file(path, "old")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, fails, lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match=r"what was there is as it was.*result\.json"):
+        write_file(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+@posix
+def test_a_pipe_gets_the_text_itself(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_file(tmp_path / "pipe", "words")
+    assert os.read(reader, 9) == b"words"
+    os.close(reader)

@@ -17,6 +17,7 @@ import numpy as np
 from ope_gym.analysis.duel_rules import Rules, RuleValues
 from ope_gym.data import spaces
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.files import write_file
 from ope_gym.inference.intervals import Interval
 from ope_gym.inference.rounds import Rounds
 from ope_gym.inference.sequences import Assumed
@@ -312,7 +313,7 @@ class Duel:
 
     def save(self, path: str | Path) -> None:
         """Write the state to a JSON file, to go on with `ope_gym.duel(..., state=path)`."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_file(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     def restore(self, path: str | Path) -> None:
         """Take the rounds of a saved duel, or raise if it had other rules or policies."""

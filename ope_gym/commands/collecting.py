@@ -18,6 +18,7 @@ from ope_gym.commands.inputs import (
     target_named,
 )
 from ope_gym.commands.signature import takes
+from ope_gym.files import write_file
 from ope_gym.report import text
 
 
@@ -109,7 +110,7 @@ def plan(
     def to_json(path: Path) -> None:
         both = {"contributions": shares.to_dict(), "plan": needs.to_dict()}
         words = json_format.dumps(both, indent=2, allow_nan=False)
-        path.write_text(f"{words}\n", encoding="utf-8")
+        write_file(path, f"{words}\n")
 
     return CommandResult(
         f"value of {source.name_of(policy)}: {shares}\n\n{needs}", [(json, to_json)]

@@ -66,7 +66,7 @@ class CommandResult(NamedTuple):
 def _writable(word: str) -> Path:
     """Return the path of a file to write, or raise before the work is done."""
     path = Path(word)
-    place = path if path.exists() else path.parent
+    place = path if path.exists() and not path.is_file() else path.parent
     if word == "-" or path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
         raise ArgumentTypeError(
             f"{word} cannot be written; give a file in a folder that exists and can be written"

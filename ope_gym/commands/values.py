@@ -24,6 +24,7 @@ from ope_gym.commands.inputs import (
 )
 from ope_gym.commands.signature import takes
 from ope_gym.estimators.table import ALIASES, ESTIMATORS, PAPER, RECOMMENDED, by_recommendation
+from ope_gym.files import write_file
 from ope_gym.options import Compute
 from ope_gym.report import text
 
@@ -235,7 +236,7 @@ def report(
         overlap=overlaps,
         title=f"{text.sentence(evaluation.target or 'the policy')} ({name})",
     )
-    html.write_text(page, encoding="utf-8")
+    write_file(html, page)
     return CommandResult(f"{evaluation.headline}\npage: {html}", [(json, evaluation.to_json)])
 
 

@@ -36,9 +36,9 @@ from ope_gym.data.paths import (
     PathLike,
     file_system,
     is_uri,
-    require_regular,
 )
 from ope_gym.data.schema import Ints
+from ope_gym.files import require_regular
 
 SCHEMA = """
 CREATE TABLE environment (        -- one row

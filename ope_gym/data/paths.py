@@ -1,15 +1,8 @@
-"""Paths of files of episodes, what may be wrong with them, and replacing a file as a whole."""
+"""Paths of files of episodes, and what may be wrong with them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import shutil
-import stat
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TypeAlias
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -54,48 +47,3 @@ def file_system(path: str) -> tuple[Any, str]:
         return system, inside
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be opened: {error}") from error
-
-
-def require_regular(path: PathLike) -> None:
-    """Raise if a path names a pipe, a device or a socket: opening one may wait for ever."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return  # whoever opens it says what is wrong
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ValueError(
-            f"{os.fspath(path)} is a pipe, a device or a socket, and episodes are kept in regular "
-            "files, which can be read twice: copy it to a file, or choose another path"
-        )
-
-
-@contextlib.contextmanager
-def in_place_of(path: PathLike) -> Iterator[Path]:
-    """Give the name of a new file, which takes the place of `path` at the end, if all went well.
-
-    The new file is complete and on the disk before it gets its name, if its writer brings it there:
-    whoever opens `path`, at any time and after any crash, finds the old file or the new one.
-    """
-    target = Path(os.path.realpath(path))
-    require_regular(target)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        yield temporary
-        if target.exists():
-            shutil.copymode(target, temporary)
-        os.replace(temporary, target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            reason = f"cannot save, {os.strerror(error.errno)}; what was there is as it was"
-            raise OSError(error.errno, reason, os.fspath(path)) from error
-        raise
-    if sys.platform != "win32":  # a name is on the disk when its folder is
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

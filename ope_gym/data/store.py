@@ -47,9 +47,10 @@ from ope_gym.data.database import (
     read_roster,
     require_ours,
 )
-from ope_gym.data.paths import MALFORMED, PathLike, require_regular
+from ope_gym.data.paths import MALFORMED, PathLike
 from ope_gym.data.schema import Columns, Flags, Floats, Ints, take
 from ope_gym.data.spaces import Space
+from ope_gym.files import require_regular
 from ope_gym.policies import POLICY_KINDS, UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
 
 _CHUNK_BYTES = 2**22  # of a chunk, about: large enough to read fast, small enough for any memory

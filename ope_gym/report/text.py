@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ope_gym.arrays import finite
 from ope_gym.estimators.table import RECOMMENDED
+from ope_gym.files import write_file
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.regimes import IN_SAMPLE
 from ope_gym.verdict import Reason, Verdict
@@ -308,7 +309,7 @@ def to_json(content: Mapping[str, Any], path: str | Path | None = None) -> str:
     """Return plain content as JSON text, and write it to `path` if one is given."""
     text = json.dumps(content, indent=2, allow_nan=False)
     if path is not None:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_file(path, text + "\n")
     return text
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.database import LostFileError
-from ope_gym.data.paths import DamagedFileError, PathLike, require_regular
+from ope_gym.data.paths import DamagedFileError, PathLike
 from ope_gym.data.schedules import PolicyTable
 from ope_gym.data.store import Store
 from ope_gym.data.stored import read_stored
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.files import require_regular
 from ope_gym.stopping import held_back
 from wrappers.recording.finished import Finished
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ope_gym.batches import Tree
-from ope_gym.data.paths import PathLike, import_arrow, in_place_of
+from ope_gym.data.paths import PathLike, import_arrow
 from ope_gym.data.schema import COLUMNS, Columns, space_of
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.header import KEY, header_to_json
 from ope_gym.data.tables.layout import Spec
+from ope_gym.files import in_place_of
 
 _NAMES = {
     "observations": "observation",
@@ -94,18 +94,19 @@ def write_parquet(data: Columns, path: PathLike) -> None:
     from pyarrow.parquet import ParquetWriter
 
     small = ["episode", "step", "policy", "schedule", "start_clock"]
-    with in_place_of(path) as temporary, open(temporary, "wb") as file:
-        with ParquetWriter(
+    with (
+        in_place_of(path) as temporary,
+        open(temporary, "wb") as file,
+        ParquetWriter(
             file,
             table.schema,
             compression="zstd",
             use_dictionary=small,  # numbers as they are: a dictionary may take -0.0 for 0.0
             write_page_checksum=True,
-        ) as writer:
-            # episodes of one group: their first steps lie in one stretch of _GROUP steps
-            firsts = np.unique(data.offsets[:-1] // _GROUP, return_index=True)[1]
-            bounds = [*data.offsets[firsts].tolist(), data.n_steps]
-            for begin, end in pairwise(bounds):
-                writer.write_table(table.slice(begin, end - begin), row_group_size=end - begin)
-        file.flush()
-        os.fsync(file.fileno())
+        ) as writer,
+    ):
+        # episodes of one group: their first steps lie in one stretch of _GROUP steps
+        firsts = np.unique(data.offsets[:-1] // _GROUP, return_index=True)[1]
+        bounds = [*data.offsets[firsts].tolist(), data.n_steps]
+        for begin, end in pairwise(bounds):
+            writer.write_table(table.slice(begin, end - begin), row_group_size=end - begin)
