@@ -295,6 +295,18 @@ _NOTES: dict[str, Words] = {
         "at {steps} visited steps the target may take an action that no usable behaviour policy "
         "takes, but it rarely does"
     ),
+    # what the values of a policy in training rest on
+    "free_returns": (
+        "values rest on the returns of the last episodes and on those that are still open, because "
+        "observations or policies are of a kind that cannot be modelled"
+    ),
+    "free_steps": (
+        "values rest on the steps of the training; no environment is learned from them, because no "
+        "time limit is known"
+    ),
+    "free_environment": (
+        "values rest on the steps of the training, and on an environment learned from them"
+    ),
     "policies_follow": (
         "the policy changed during episodes: where one follows the other, its start depends on how "
         "long the last one lived, and weights against a mixture are not exactly unbiased"

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.models.features import monomials
-from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.acting import ActingPolicy, count_actions
 
 _RCOND = 1e-7  # relative size of singular values that are noise
 _WELL = 1e-6  # ratio of eigenvalues from which normal equations are solved to nine digits
@@ -260,7 +260,7 @@ class Environment:
 
 
 def sampling(
-    policy: Policy,
+    policy: ActingPolicy,
     like: NDArray[Any],
     rng: np.random.Generator,
     bounds: tuple[FloatArray, FloatArray] | None = None,
@@ -273,7 +273,7 @@ def sampling(
         rng: source of the actions.
         bounds: lowest and highest action, to which real numbers are clipped.
     """
-    finite = isinstance(policy, FinitePolicy)
+    finite = count_actions(policy, like) > 0
 
     def act(states: FloatArray) -> NDArray[Any]:
         seen = states.astype(like.dtype).reshape(-1, *like.shape[1:])

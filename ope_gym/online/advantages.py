@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.models.features import Map, Polynomial
 from ope_gym.online.stream import Window, blocks, rows_by_place, runs
-from ope_gym.policies import FinitePolicy, Policy
+from ope_gym.policies.acting import ActingPolicy, action_moments, probs_of
 
 _LAMBDA = 0.9  # of LSTD and of the generalised advantages, for one step
 _TRANSITIONS = 8192  # of LSTD, if the window has as many steps
@@ -39,7 +39,6 @@ _RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of v, relative to the size of its fea
 _PENALTIES = (10.0, 100.0, 1000.0)  # of A, in steps
 _MOST_NUMBERS = 16  # an observation with more enters without products
 _CHANCE = 2.0  # squared differences of windows, in units of their noise, that are chance
-_DRAWS = 32  # actions drawn for the moments of a policy that cannot tell them
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +133,7 @@ def noise_of(found: Sequence[Sums], c: float) -> FloatArray:
 
 def fit_advantages(
     window: Window,
-    policy: Policy,
+    policy: ActingPolicy | None,
     *,
     horizon: int | None,
     gamma: float,
@@ -145,7 +144,7 @@ def fit_advantages(
 
     Args:
         window: the steps.
-        policy: to be valued.
+        policy: to be valued; None leaves all advantages at 0.
         horizon: time limit, None without one.
         gamma: discount.
         starts: (m, ...) first observations.
@@ -163,7 +162,7 @@ def fit_advantages(
     then = np.where(window.ended, 0.0, np.concatenate(ahead))
     delta = window.rewards + gamma * then - v(now, window.step)
     advantage = np.zeros(window.size)
-    if now.shape[1] > 1:
+    if policy is not None and now.shape[1] > 1:
         psi = centred_actions(policy, window, now, rng)
         gain = _discounted(delta, window.rows_by_place, gamma * _LAMBDA)
         advantage = _fit_psi(psi, gain, window)
@@ -253,35 +252,20 @@ def _fit_v(window: Window, features: Map, horizon: int | None, gamma: float) -> 
 
 
 def centred_actions(
-    policy: Policy, window: Window, features: FloatArray, rng: np.random.Generator
+    policy: ActingPolicy, window: Window, features: FloatArray, rng: np.random.Generator
 ) -> FloatArray:
     """Return psi (S, p): features of the actions less their mean under the policy, by features."""
-    if isinstance(policy, FinitePolicy):
-        probs = policy.probs(window.observations)
+    probs = probs_of(policy, window.observations)
+    if probs is not None:
         taken = window.actions.reshape(-1).astype(np.int64)
         here = (taken[:, None] == np.arange(probs.shape[1])) - probs
         parts = [(here[:, 1:], features)]  # the columns of all actions add up to 0
     else:
         mean, variance = action_moments(policy, window.observations, rng)
-        z = (window.actions.reshape(len(mean), -1) - mean) / np.sqrt(variance)
+        z = (window.actions.reshape(len(mean), -1) - mean) / np.sqrt(np.maximum(variance, 1e-12))
         parts = [(z, features), (z**2 - 1.0, features[:, : 1 + _MOST_NUMBERS])]
     found = [(x[:, :, None] * f[:, None, :]).reshape(len(x), -1) for x, f in parts]
     return np.hstack(found)
-
-
-def action_moments(
-    policy: Policy, observations: NDArray[Any], rng: np.random.Generator
-) -> tuple[FloatArray, FloatArray]:
-    """Return mean and variance (n, m) of the actions of a policy of real numbers."""
-    ask = getattr(policy, "action_moments", None)
-    exact = None if ask is None else ask(observations)
-    if exact is not None:
-        mean, variance = exact
-    else:
-        drawn = [np.asarray(policy.sample(observations, rng)) for _ in range(_DRAWS)]
-        stacked = np.stack(drawn).reshape(_DRAWS, len(observations), -1)
-        mean, variance = stacked.mean(axis=0), stacked.var(axis=0, ddof=1)
-    return mean, np.maximum(variance, 1e-12)
 
 
 def _fit_psi(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:

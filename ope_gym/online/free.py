@@ -1,16 +1,42 @@
-"""Evaluate the current policy of a training loop from the steps the loop takes anyway.
+"""Value the policies of a training loop from the steps that the loop takes anyway.
 
     free = FreeEvaluation(num_envs=8, horizon=500)
     for rollout in training:
-        free.follow(policy)                  # the policy that acts in this rollout
+        free.follow(policy, greedy)          # snapshots; the greedy one if its value is wanted
         free.add(observations, actions, rewards, terminated, truncated, following)
-        estimate = free.evaluate(timesteps)  # at once, provisional
+        estimate = free.evaluate(timesteps)  # of the policy that acts: at once, provisional
+        estimate = free.evaluate(timesteps, deterministic=True)  # of the greedy one
         for estimate in free.settle():       # of earlier policies, now better known
             ...
 
 A value is provisional at first: it rests on the policy's own rollout and those before it. Once
-enough later steps are there too, it is settled. Two ways lead to a value: advantages
-(`ope_gym.online.advantages`) and a learned environment (`ope_gym.online.simulation`); each counts
+enough later steps are there too, it is settled.
+
+**A policy** is a frozen snapshot with `sample(observations, rng)`, which returns one action a row.
+If its actions are finitely many, it has `probs(observations)`, (n, A); if they are real numbers, it
+may have `action_moments(observations)`, mean and variance of each part (n, m) (otherwise they are
+estimated by draws). Nothing asks for the probability of a recorded action, so learners need not
+record any, and a snapshot needs no `log_prob`. Observations are those of the environment: a
+snapshot holds the statistics of a VecNormalize. Actions are in the units of `sample`, and clipped
+to `action_bounds` where the environment is learned.
+
+**Who acted when** does not matter, only how far those policies are from the one that is asked for:
+their actions tell. A loop whose policy stays the same in a rollout calls `follow` before it. A loop
+whose policy changes every few steps (DQN, SAC, TD3) only adds steps, and calls `follow` right
+before `evaluate`, with the snapshot that is to be valued.
+
+**The greedy policy** (`deterministic=True`) is a snapshot of the same kind: `probs` with a
+single 1, or moments without variance. It is played in the learned environment, which is tested on
+the policy that acts. Where played states leave what was recorded, `estimate.unseen` is large, and
+its verdict says that the value is not known yet.
+
+**What cannot be modelled.** `follow(None)` where no snapshot can be taken (recurrent policies), and
+`add(None, None, rewards, terminated, truncated)` where observations are no plain arrays (dicts) or
+do not hold the state. Images, and all arrays of more than `MOST_NUMBERS` numbers each, count as
+None. Then rewards and lengths alone tell the value: the last episodes, and the life table of those
+that are open. `free.basis` is a `Reason` that says what the values of this run rest on.
+
+The ways to a value are in `ope_gym.online.advantages` and `ope_gym.online.simulation`; each counts
 by its error. Where provisional values have been further from the settled ones than they claimed,
 the next ones get wider intervals (`ope_gym.online.record`).
 """
@@ -29,9 +55,8 @@ from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantage
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, latest_steps, simulate
 from ope_gym.online.stream import Stream, Window
-from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.base import ask_once, check_target
-from ope_gym.verdict import Verdict
+from ope_gym.policies.acting import ActingPolicy, check_acting, count_actions
+from ope_gym.verdict import Reason, Verdict
 
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
 _SETTLED = 40  # episodes that must follow a policy before its value is settled,
@@ -72,6 +97,9 @@ class FreeEstimate:
         bounds: the lowest and highest return of the run so far, between which the value lies.
         steep: whether most of the squared error is that of the correction for policies that acted
             before: the policy changes so fast that their steps say little about it.
+        deterministic: whether it is the value of the greedy policy.
+        unseen: share of the steps played in the learned environment that lie outside of what was
+            recorded.
     """
 
     timesteps: int
@@ -87,6 +115,8 @@ class FreeEstimate:
     ended: int | None = None
     bounds: tuple[float, float] = (-np.inf, np.inf)
     steep: bool = False
+    deterministic: bool = False
+    unseen: float = 0.0
 
     def __str__(self) -> str:
         state = "settled" if self.settled else "provisional"
@@ -137,7 +167,7 @@ class _Value:
 
 @dataclass(eq=False)
 class _Snapshot:
-    policy: Policy
+    policy: ActingPolicy | None
     clock: int  # of its first step,
     stop: int = 0  # and after its last one, when it was valued
     timesteps: int = 0
@@ -198,33 +228,57 @@ class FreeEvaluation:
         self._rest = 0  # evaluations for which the simulation rests
         self._failed = 0  # simulations in a row that counted for nothing
 
-    def follow(self, policy: Policy) -> None:
-        """Say which policy acts from now on: a frozen snapshot."""
-        self._current = _Snapshot(check_target(policy, "policy"), self.stream.clock)
+    def follow(self, policy: ActingPolicy | None, greedy: ActingPolicy | None = None) -> None:
+        """Say which policy acts from now on.
+
+        Args:
+            policy: a frozen snapshot; None if there can be none.
+            greedy: what it would be without exploration.
+        """
+        if greedy is not None:
+            check_acting(greedy, "greedy")
+        acting = None if policy is None else check_acting(policy, "policy")
+        self._current = _Snapshot(acting, self.stream.clock)
 
     def add(
         self,
-        observations: NDArray[Any],
-        actions: NDArray[Any],
+        observations: NDArray[Any] | None,
+        actions: NDArray[Any] | None,
         rewards: NDArray[Any],
         terminated: NDArray[Any],
         truncated: NDArray[Any],
-        following: NDArray[Any],
+        following: NDArray[Any] | None = None,
         skip: NDArray[Any] | None = None,
     ) -> None:
         """Add T vector steps of the policy followed; see `Stream.add`."""
         self.stream.add(observations, actions, rewards, terminated, truncated, following, skip)
         self.stream.keep = 2 * self._widest()
 
-    def evaluate(self, timesteps: int = 0, fresh: FloatArray | None = None) -> FreeEstimate | None:
+    @property
+    def basis(self) -> Reason:
+        """Basis of the values: returns alone, the steps, or a learned environment as well."""
+        if self._current is None or self._current.policy is None or not self.stream.numbers:
+            return Reason("free_returns")
+        return Reason("free_steps" if self.horizon is None else "free_environment")
+
+    def evaluate(
+        self,
+        timesteps: int = 0,
+        fresh: FloatArray | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> FreeEstimate | None:
         """Return a provisional value of the current policy; None while no episode has ended.
 
         Args:
             timesteps: timesteps of the loop, to label the estimate.
             fresh: returns of episodes that this policy played elsewhere, to be pooled.
+            deterministic: whether to value the greedy policy in place of the one that acts.
         """
         if self._current is None:
             raise RuntimeError("no policy is known: call follow(policy) first")
+        if deterministic:
+            raise NotImplementedError("deterministic=True is not there yet")
         if not self.stream.ends:
             return None
         with one_blas_thread():
@@ -312,8 +366,6 @@ class FreeEvaluation:
         window = self.stream.window(max(start, self.stream.first_clock, 0), stop)
         if not window.size or not len(self.stream.starts()):
             return None
-        if window.observations.size:
-            ask_once(snapshot.policy, window.observations, window.actions)
         return fit_advantages(
             window,
             snapshot.policy,
@@ -355,9 +407,9 @@ class FreeEvaluation:
             values["fresh"] = _Value(Sums(mean, 0.0, np.zeros((0, 2)), 0, count), variance / count)
         return values
 
-    def _simulate(self, policy: Policy) -> Simulation | None:
+    def _simulate(self, policy: ActingPolicy | None) -> Simulation | None:
         """Play a policy in a learned environment; None where there is none."""
-        if self.horizon is None or self._rest > 0:
+        if policy is None or self.horizon is None or self._rest > 0:
             self._rest -= 1
             return None
         stop = self.stream.clock
@@ -367,9 +419,7 @@ class FreeEvaluation:
         latest["terminated"] = latest["ended"] & in_time
         played = None
         if latest["observations"].size and latest["observations"].dtype.kind == "f":
-            actions = 0
-            if isinstance(policy, FinitePolicy):
-                actions = policy.probs(latest["observations"][:1]).shape[1]
+            actions = count_actions(policy, latest["observations"])
             played = simulate(
                 latest_steps(latest, actions, self._bounds),
                 policy,

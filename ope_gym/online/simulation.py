@@ -30,7 +30,7 @@ from ope_gym.models.dynamics import Environment, Played, Steps, learn, sampling
 from ope_gym.models.features import Polynomial
 from ope_gym.online.advantages import Advantages, timed, timed_sum
 from ope_gym.online.stream import Window, blocks
-from ope_gym.policies import Policy
+from ope_gym.policies.acting import ActingPolicy
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
 _STEPS_PER_FEATURE = 4  # least, for each action
@@ -129,7 +129,7 @@ class Simulation:
 
 def simulate(
     steps: Steps,
-    policy: Policy,
+    policy: ActingPolicy,
     starts: NDArray[Any],
     *,
     horizon: int,

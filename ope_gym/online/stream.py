@@ -167,19 +167,20 @@ class Stream:
 
     def add(
         self,
-        observations: NDArray[Any],
-        actions: NDArray[Any],
+        observations: NDArray[Any] | None,
+        actions: NDArray[Any] | None,
         rewards: NDArray[Any],
         terminated: NDArray[Any],
         truncated: NDArray[Any],
-        following: NDArray[Any],
+        following: NDArray[Any] | None = None,
         skip: NDArray[Any] | None = None,
     ) -> None:
         """Append T vector steps, all arrays (T, N, ...).
 
         Args:
-            observations: what the policy saw; more than `MOST_NUMBERS` each are not kept.
-            actions: what it did.
+            observations: what the policy saw; more than `MOST_NUMBERS` each are not kept, and None
+                stands for what are no numbers, or do not hold the state.
+            actions: what it did; None without observations.
             rewards: what the environments paid.
             terminated: whether the episode ended by itself.
             truncated: whether it was cut off.
@@ -194,9 +195,9 @@ class Stream:
             step, env = np.argwhere(np.isnan(rewards) & ~skip)[0]
             raise ValueError(f"rewards[{step}, {env}] is nan: look for nan in the environment")
         columns = {
-            "observations": _kept(observations),
-            "following": _kept(following),
-            "actions": np.array(actions),
+            "observations": _kept(observations, rewards),
+            "following": _kept(following, rewards),
+            "actions": np.zeros(rewards.shape) if actions is None else np.array(actions),
             "rewards": rewards,
             "terminated": np.asarray(terminated, dtype=bool),
             "ended": np.logical_or(terminated, truncated),
@@ -284,14 +285,19 @@ class Stream:
             group = (clock - start) * GROUPS // max(stop - start, 1)
         return Window(**rows, step=clock - began, place=place, group=group)
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers of an observation are kept; 0 if none are, or none was seen."""
+        return int(np.prod(self._firsts[0].shape[1:], dtype=int)) if self._firsts else 0
+
     def starts(self) -> NDArray[Any]:
         """Return the latest first observations of episodes: how these begin no policy decides."""
         return self._firsts[0]
 
 
-def _kept(observations: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of observations (T, N, ...), or nothing of each if they are too many."""
-    array = np.asarray(observations)
-    if np.prod(array.shape[2:], dtype=int) > MOST_NUMBERS:
-        return np.empty((*array.shape[:2], 0), dtype=np.float32)
+def _kept(observations: NDArray[Any] | None, rewards: FloatArray) -> NDArray[Any]:
+    """Return a copy of observations (T, N, ...), or nothing of each if there are none or many."""
+    array = None if observations is None else np.asarray(observations)
+    if array is None or np.prod(array.shape[2:], dtype=int) > MOST_NUMBERS:
+        return np.empty((*rewards.shape[:2], 0), dtype=np.float32)
     return np.array(array)

@@ -1,5 +1,6 @@
 """Policies as small frozen snapshots: the protocol, closed-form classes, networks.
 
+acting       what free evaluation asks of a policy: its actions, not their probabilities
 base         the protocols, storage by name and arrays, policies that cannot act
 families     what finite and normal policies have in common
 convert      policies of Stable-Baselines3 models, saved ones and torch modules
