@@ -30,7 +30,6 @@ from agents import Power
 from ope_gym import Evaluation, Trajectories, evaluate
 from ope_gym.analysis.overlap import overlap
 from ope_gym.policies import LinearSigmoid
-from ope_gym.report.curve_figures import ess_figure
 from ope_gym.report.figures import forest_figure
 from studies.cartpole.simulation import HORIZON, mean_return, rollouts
 
@@ -172,7 +171,6 @@ def draw(out: Path) -> list[Path]:
     rest = errors_figure(found, pair.get_figwidth())
     pictures = {
         "forest": render(held_out.plot(truth, error)),
-        "ess": render(ess_figure(held_out)),
         "overlap": render(overlap(run.episodes.select(held_out=True), run.policy).plot()),
         "in_sample": np.vstack([render(pair), render(rest)]),
     }

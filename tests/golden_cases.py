@@ -327,7 +327,7 @@ def file_case(*, ray: bool = False) -> Results:
         for command in (
             ("info",),
             ("evaluate", "--target", "1", "--data", "held-out"),
-            ("rank", "--policies", "0-2", "--estimator", "NFIS", "--differences"),
+            ("rank", "--policies", "0-2", "--estimator", "NFIS"),
             ("plan", "--standard-error", "0.9"),
             ("check", "--estimator", "NFIS"),
         ):

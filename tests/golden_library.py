@@ -248,15 +248,18 @@ def put_evaluation(results: Results, case: str, evaluation: Any, *, words: bool 
 
 
 def put_ranking(results: Results, case: str, ranking: Any) -> None:
-    pairs = ranking.differences()
-    numbers = [pairs.values, pairs.standard_errors, pairs.low, pairs.high]
+    names = list(ranking)
+    pairs = [ranking.difference(a, b) for i, a in enumerate(names) for b in names[:i]]
     if ranking.best.estimate.interval.method in ("percentile", "bca"):
-        results[f"bootstrap/{case}"] = checksum(np.concatenate([pairs.low, pairs.high]))
+        ends = [[d.interval.low, d.interval.high] for d in pairs]
+        results[f"bootstrap/{case}"] = checksum(ends)
         results[f"bootstrap/{case}/draws"] = [r.probability_best for r in ranking.values()]
         return
     results[f"{case}/order"] = [*ranking, ranking.safest.name]
     results[f"{case}/values"] = [r.estimate.value for r in ranking.values()]
-    results[f"{case}/differences"] = [x for m in numbers for x in m[np.tril_indices(len(m), -1)]]
+    results[f"{case}/differences"] = [
+        x for d in pairs for x in (d.value, d.standard_error, d.interval.low, d.interval.high)
+    ]
     results[f"draws/{case}"] = [r.probability_best for r in ranking.values()]
     results[f"text/{case}"] = str(ranking)
 
@@ -272,13 +275,9 @@ def put_leave_one_out(results: Results, case: str, found: Any) -> None:
             e.standard_error,
             c.z,
             c.agrees,
-            c.covers,
-            c.expected_cover,
         ]
     results[f"{case}/summary"] = [
         *found.agreement,
-        found.coverage,
-        found.expected_coverage,
         found.rmse,
         found.expected_rmse,
     ]

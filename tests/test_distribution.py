@@ -12,11 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ope_gym import Trajectories, distribution, evaluate
-from ope_gym.analysis.distribution import rank_by
 from ope_gym.cli import main
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.weighted_returns import WeightedReturns, cvar_of, quantile_of, variance_of
-from ope_gym.policies import Target
 from ope_gym.report import curve_figures
 from tests import reference, small_mdps
 from tests.builders import Table, arrays_of, buffer_of, recorded
@@ -254,21 +252,6 @@ def test_basic_weights_are_against_the_recording_policy() -> None:
     )
 
 
-def test_ranking_by_tail_value_or_lower_end() -> None:
-    data, target, _, _ = whole_population((64, 64))
-    policies: dict[str, Target] = {"target": target, "first": 0, "second": 1}
-    by_value = rank_by(data, policies, "cvar", share=0.4)
-    assert [q.value for q in by_value.values()] == sorted(
-        (q.value for q in by_value.values()), reverse=True
-    )
-    assert by_value["first"].value == distribution(data, 0).cvar(0.4).value
-    cautious = rank_by(data, policies, "quantile", share=0.4, cautious=True)
-    ends = [q.interval.low for q in cautious.values()]
-    assert ends == sorted(ends, reverse=True)
-    with pytest.raises(ValueError, match="by is 'worst'"):
-        rank_by(data, policies, "worst")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -321,24 +304,6 @@ def test_command_prints_the_table_and_writes_files(
     assert shown["CVaR 30 %"]["value"] == distribution(data, 1).cvar(0.3).value
     assert drawn.stat().st_size > 5000
     assert marked == ["median", "CVaR 30 %"]
-
-
-def test_dashboard_has_the_numbers(tmp_path: Path) -> None:
-    from ope_gym.report.tensorboard import EvaluationWriter
-
-    data, target, _, _ = whole_population((64, 64))
-    result = distribution(data, target)
-    with EvaluationWriter(tmp_path) as writer:
-        writer.add_distribution(result, step=2)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    seen = EventAccumulator(str(tmp_path))
-    seen.Reload()
-    for tag, number in result.scalars().items():
-        (event,) = seen.Scalars(tag)
-        assert (event.step, event.value) == (2, pytest.approx(number, rel=1e-6))
-    assert "distribution/cvar/low" in result.scalars()
-    assert seen.Tags()["tensors"] == ["distribution/report"]
 
 
 def test_a_tail_of_equal_returns_has_an_interval() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ope_gym import Evaluation, evaluate, evaluate_log_probs
+from ope_gym import Evaluation, evaluate
 from ope_gym.analysis.overlap import overlap
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
@@ -114,32 +114,6 @@ def test_overlap_refuses_what_it_cannot_compare() -> None:
         overlap(TrajectoryBuffer(), Uniform(2))
 
 
-def test_ess_figure_has_a_line_for_each_kind_of_weights() -> None:
-    pytest.importorskip("matplotlib")
-    made = builders.recorded(1, (30, 30))
-    evaluation = evaluate(made.trajectories, made.target, estimators=["BIS", "NBIS", "NFIS"])
-    figure = curve_figures.ess_figure(evaluation)
-    (axes,) = figure.axes
-    lines = {line.get_label(): line for line in axes.lines}
-    drawn = {label: line for label, line in lines.items() if not str(label).startswith("_")}
-    assert list(drawn) == ["BIS, NBIS", "NFIS"]
-    curve = evaluation["NFIS"].diagnostics.ess_curve
-    np.testing.assert_array_equal(drawn["NFIS"].get_ydata(), curve)
-    assert_picture(render(figure))
-
-
-def test_ess_figure_of_one_step_without_weight() -> None:
-    pytest.importorskip("matplotlib")
-    evaluation = evaluate_log_probs(
-        [-np.inf, -np.inf], [[0.0, 0.0]], [0, 0], [1.0, 1.0], [0, 1, 2], estimators="FIS"
-    )
-    figure = curve_figures.ess_figure(evaluation)
-    line = figure.axes[0].lines[0]
-    assert line.get_marker() == "o"
-    assert figure.axes[0].get_ylim()[0] == np.asarray(line.get_ydata())[0] > 0
-    assert_picture(render(figure))
-
-
 @pytest.mark.parametrize("columns", [1, 10, 24])
 def test_overlap_figure_shows_the_matrix(columns: int) -> None:
     pytest.importorskip("matplotlib")
@@ -162,7 +136,6 @@ def test_figures_leave_pyplot_alone() -> None:
     try:
         evaluation = evaluate(made.trajectories, made.target)
         render(overlap(made.trajectories, made.target).plot())
-        render(curve_figures.ess_figure(evaluation))
         render(evaluation.plot(truth=0.5))
         assert "matplotlib.pyplot" not in sys.modules
     finally:
@@ -347,15 +320,6 @@ def test_forest_refuses_a_truth_that_is_none(
         figures.forest_figure()
 
 
-def test_the_figure_of_weights_leaves_out_the_direct_method() -> None:
-    pytest.importorskip("matplotlib")
-    made = builders.recorded(1, (2,) * 60)
-    evaluation = evaluate(made.trajectories, made.target, estimators=["DM", "FIS", "NFIS"])
-    assert legend(curve_figures.ess_figure(evaluation)) == ["FIS, NFIS"]
-    alone = Evaluation({"DM": evaluation["DM"]})
-    assert legend(curve_figures.ess_figure(alone)) == ["DM"]
-
-
 def test_command_writes_the_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,7 +335,7 @@ def test_command_writes_the_pictures(
     for name, value in (("POLICIES", 3), ("EPISODES", 8), ("RUNS", 3)):
         monkeypatch.setattr(module, name, value)
     assert module.main(["--out", str(tmp_path)]) == 0
-    names = {"forest.png", "ess.png", "overlap.png", "in_sample.png"}
+    names = {"forest.png", "overlap.png", "in_sample.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     printed = capsys.readouterr().out
     assert all(f"wrote {tmp_path / name}" in printed for name in names)

@@ -487,7 +487,7 @@ def test_last_is_the_last_policy_of_the_last_file_everywhere(tmp_path: Path) -> 
     assert want != evaluate(paths, 2, "NFIS", held_out=False)["NFIS"].value
     ranking = rank(paths, ["last"], "NFIS", held_out=False)
     assert ranking["policy 0"].estimate.value == want
-    assert contributions(paths, "last", held_out=False).value == pytest.approx(want)
+    assert contributions(paths, "last", held_out=False).estimate.value == pytest.approx(want)
     plan = episodes_needed(paths, 0, 0.5, policy="last", held_out=False)
     assert [need.policy for need in plan.needs] == [0]
     assert list(leave_one_policy_out(paths, "NFIS", policies=["last"], held_out=False)) == [0]

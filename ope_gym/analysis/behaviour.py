@@ -15,33 +15,22 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
-from ope_gym.analysis.reliability import (
-    Reliability,
-    calibration_slope,
-    marginal_loss,
-    reliability,
-)
 from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
 from ope_gym.models.folds import FOLDS
-from ope_gym.policies import FinitePolicy, Target, resolve_policy
 from ope_gym.policies.encoding import flat_leaves
 from ope_gym.policies.estimated import ALL, EstimatedPolicy
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, load_source
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MODELS = ("auto", *LEARNERS)
-_RARE = 0.01  # an estimated probability below which an action hardly ever happens
 _STREAM = 271828  # of random numbers, beside the seed
 _STEEP = 3.0  # standard errors of the slope that are not chance
 _KNOWN = 0.25  # standard error of a slope from which on too little is known to call it right
@@ -97,29 +86,6 @@ class LoggerFit:
         return {**text.plain(self), **derived}
 
 
-@dataclass(frozen=True)
-class TargetOverlap:
-    """Say how much of what the target does the loggers do, by the estimated probabilities.
-
-    Args:
-        rare: mean probability with which the target, at recorded steps, acts in a way that the
-            logger of the step would with less than 1 %.
-        largest: largest ratio of the target's probability to the estimated one, of one step.
-        ess: share of steps that count, (sum r)^2 / (n sum r^2) of these ratios.
-    """
-
-    rare: float
-    largest: float
-    ess: float
-
-    def __str__(self) -> str:
-        return (
-            f"{100 * self.rare:.1f} % of the target's actions have a probability below "
-            f"{100 * _RARE:.0f} % under the loggers; largest ratio of one step {self.largest:.3g}; "
-            f"{100 * self.ess:.0f} % of the steps count"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class BehaviourFit:
     """Hold episodes with estimated propensities, and how good these are; prints as a table.
@@ -130,7 +96,6 @@ class BehaviourFit:
         model: name of the one that was fitted.
         losses: log loss per left-out step of every model that was tried.
         loggers: Quality of the fit to each logger.
-        reliability: estimated probabilities against frequencies, over all loggers.
     """
 
     trajectories: Trajectories = field(repr=False)
@@ -138,32 +103,12 @@ class BehaviourFit:
     model: str
     losses: dict[str, float]
     loggers: tuple[LoggerFit, ...]
-    reliability: Reliability = field(repr=False)
 
     @property
     def calibrated(self) -> bool | None:
         """Whether the probabilities of all loggers agree with their actions, as far as is known."""
         told = {logger.calibrated for logger in self.loggers}
         return False if False in told else None if None in told else True
-
-    def overlap(self, target: Target) -> TargetOverlap:
-        """Tell how much of what a target does the loggers do as well, at the recorded steps."""
-        data = self.trajectories
-        policy = resolve_policy(data.policies, target)
-        chosen = policy.log_prob(data.observations, data.actions)
-        ratios = np.exp(chosen - data.log_probs)
-        rare = np.nan
-        if isinstance(policy, FinitePolicy):
-            wanted, given = policy.probs(data.observations), _probs(data)
-            if wanted.shape[1] != given.shape[1]:
-                raise ValueError(
-                    f"target has {wanted.shape[1]} actions, but propensities were fitted for "
-                    f"{given.shape[1]}: give fit_behaviour(actions={wanted.shape[1]})"
-                )
-            rare = float(np.sum(np.where(given < _RARE, wanted, 0.0), axis=1).mean())
-        square = float(ratios @ ratios)
-        ess = float(ratios.sum()) ** 2 / (ratios.size * square) if square > 0.0 else 0.0
-        return TargetOverlap(rare, float(ratios.max()), ess)
 
     def __str__(self) -> str:
         tried = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
@@ -198,25 +143,16 @@ class BehaviourFit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings; undefined numbers are None."""
-        r = self.reliability
         return {
             "model": self.model,
             "losses": dict(self.losses),
             "calibrated": self.calibrated,
             "loggers": [logger.to_dict() for logger in self.loggers],
-            "reliability": {name: getattr(r, name).tolist() for name in vars(r)},
         }
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return `to_dict` as JSON text, and write it to `path` if one is given."""
         return text.to_json(self.to_dict(), path)
-
-    def plot(self) -> Figure:
-        """Draw the reliability curve by matplotlib; needs the extra `plots`."""
-        from ope_gym.report.curve_figures import reliability_figure
-
-        r = self.reliability
-        return reliability_figure(r.predicted, r.observed, r.error)
 
 
 def fit_behaviour(
@@ -334,7 +270,6 @@ class _Task:
             losses: Log loss of every model that was tried.
         """
         probs = _probs(data)
-        curve = reliability(probs, self.chosen, self.data.episode_ids)
         loggers = []
         for g, logger in enumerate(self.names):
             mine = self.logger == g
@@ -349,7 +284,7 @@ class _Task:
             count = int(np.count_nonzero(mine))
             loggers.append(LoggerFit(logger, count, rows.size, loss, marginal, *slope))
         whole = {n: self.fit(LEARNERS[name], g, ALL) for g, n in enumerate(self.names)}
-        return BehaviourFit(data, whole, name, losses, tuple(loggers), curve)
+        return BehaviourFit(data, whole, name, losses, tuple(loggers))
 
 
 def _chosen(data: Trajectories, actions: int | None) -> tuple[IntArray, int]:
@@ -419,3 +354,54 @@ def _probs(data: Trajectories) -> FloatArray:
     for rows, some in given.values():
         probs[rows] = some
     return probs
+
+
+def marginal_loss(chosen: IntArray, fold: IntArray, actions: int) -> float:
+    """Return the mean of -ln of the share that an action has in the other folds.
+
+    Args:
+        chosen: (S,).
+        fold: (S,).
+        actions: how many there are; those that never occur do not count.
+    """
+    counts = np.zeros((int(fold.max()) + 1, actions))
+    np.add.at(counts, (fold, chosen), 1.0)
+    others = counts.sum(axis=0) - counts + 0.5 * (counts.sum(axis=0) > 0)
+    shares = others / others.sum(axis=1, keepdims=True)
+    return -float(np.log(shares[fold, chosen]).mean())
+
+
+def calibration_slope(
+    probs: FloatArray, chosen: IntArray, episode: IntArray
+) -> tuple[float, float]:
+    """Fit the exponent b of p_a^b / sum_c p_c^b to the chosen actions, with its standard error.
+
+    The log-likelihood is concave in b: its score is sum [l_a - E_b l], l = ln p, its curvature
+    - sum Var_b l, and Newton's method finds the root. The error is the sandwich by episodes, since
+    what a model gets wrong it gets wrong all through an episode.
+
+    Args:
+        probs: (S, A) estimated, of left-out steps.
+        chosen: (S,).
+        episode: (S,).
+    """
+    with np.errstate(divide="ignore"):
+        logs = np.log(probs)
+    used = np.isfinite(logs)
+    logs = np.where(used, logs, 0.0)
+    taken = logs[np.arange(chosen.size), chosen]
+    slope = 1.0
+    for _ in range(50):
+        parts = np.where(used, np.exp(slope * logs), 0.0)
+        parts /= parts.sum(axis=1, keepdims=True)
+        mean = np.einsum("na,na->n", parts, logs)
+        score = taken - mean
+        curvature = float(np.einsum("na,na->", parts, (logs - mean[:, None]) ** 2))
+        if not curvature > 1e-12 * chosen.size:
+            return 1.0, np.nan  # all actions are equally probable: there is no slope
+        move = float(score.sum()) / curvature
+        slope += float(np.clip(move, -0.5, 0.5))
+        if abs(move) < 1e-10:
+            break
+    clusters = np.bincount(episode, weights=score)
+    return slope, float(np.sqrt(clusters @ clusters)) / curvature

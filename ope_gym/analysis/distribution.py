@@ -9,7 +9,7 @@ weight alone decides. The verdict is that of NFIS, which has the same weights.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.analysis.ranking import named_targets
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.bootstrap import Resamples
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 TAIL = 0.1
-BY = ("cvar", "quantile", "mean")
 FEW = 10.0  # effective episodes below which a number is marked as a guess
 _WEIGHTS = {"fused": "NFIS", "basic": "NBIS"}
 _OTHER_MEAN = (
@@ -258,19 +256,6 @@ class Distribution:
             {"median": self.quantile(0.5).value, cvar.name: cvar.value},
         )
 
-    def scalars(self, tail: float = TAIL) -> dict[str, float]:
-        """Return all finite numbers by tag, `distribution/<quantity>/value|low|high`."""
-        tags: dict[str, float] = {"distribution/ess": self.ess}
-        named = {
-            "deviation": self.deviation(),
-            "median": self.quantile(0.5),
-            "cvar": self.cvar(tail),
-        }
-        for name, q in {**named, "quantile_05": self.quantile(0.05)}.items():
-            ends = {"value": q.value, "low": q.interval.low, "high": q.interval.high}
-            tags |= {f"distribution/{name}/{end}": number for end, number in ends.items()}
-        return {tag: float(number) for tag, number in tags.items() if np.isfinite(number)}
-
     def to_dict(
         self,
         quantiles: Sequence[float] = QUANTILES,
@@ -337,75 +322,19 @@ def distribution(
     Returns:
         A `Distribution`; print it for a table.
     """
-    given = {"held_out": held_out, "gamma": gamma, "level": level, "seed": seed}
-    return _Recorded(episodes, weights, resamples, **given).distribution(target, origin)
-
-
-def rank_by(
-    episodes: Episodes,
-    targets: Mapping[str, Target] | Sequence[Target],
-    by: str = "cvar",
-    *,
-    share: float = TAIL,
-    cautious: bool = False,
-    origin: str | None = None,
-    **options: Any,
-) -> dict[str, Quantity]:
-    """Rank policies by a number of their distributions of returns, the best first.
-
-    Args:
-        episodes: recorded episodes, as in `ope_gym.evaluate`.
-        targets: policies by name, or a list of them, as in `ope_gym.rank`.
-        by: "cvar", "quantile" or "mean".
-        share: share of the tail, or level of the quantile.
-        cautious: whether to rank by the lower end of the interval instead of the value.
-        origin: as in `ope_gym.evaluate`, of all targets.
-        options: others of `distribution`.
-
-    Returns:
-        The number of each policy by name, from the best to the worst; undefined ones come last.
-    """
-    if by not in BY:
-        raise ValueError(f"by is {by!r}; choose one of {', '.join(BY)}")
-    recorded = _Recorded(episodes, **options)
-    numbers = {}
-    for key, policy in named_targets(targets, recorded.evaluator.source).items():
-        returns = recorded.distribution(policy, origin)
-        if by == "mean":
-            numbers[key] = returns.mean()
-        else:
-            numbers[key] = returns.cvar(share) if by == "cvar" else returns.quantile(share)
-
-    def badness(key: str) -> float:
-        number = numbers[key].interval.low if cautious else numbers[key].value
-        return np.inf if np.isnan(number) else -number
-
-    return {key: numbers[key] for key in sorted(numbers, key=badness)}
-
-
-class _Recorded:
-    """Recorded episodes with their returns, of which the distributions of targets are made."""
-
-    def __init__(
-        self, episodes: Episodes, weights: str = "fused", resamples: int = 1000, **options: Any
-    ) -> None:
-        if weights not in _WEIGHTS:
-            raise ValueError(f"weights is {weights!r}; choose one of {', '.join(_WEIGHTS)}")
-        if not resamples >= 2 or resamples % 1:
-            raise ValueError(f"resamples is {resamples!r}; give at least 2, better 1000")
-        self.name, self.resamples = _WEIGHTS[weights], resamples
-        self.evaluator = Evaluator(episodes, self.name, q_model=None, **options)
-        gamma = self.evaluator.options.gamma
-        self.returns, self.outcomes = _returns(self.evaluator.source, gamma)
-
-    def distribution(self, target: Target, origin: str | None) -> Distribution:
-        """Return the distribution of a target's returns."""
-        estimate = self.evaluator.evaluate(target, origin=origin)[self.name]
-        options = self.evaluator.options
-        strata, log_weights = estimate.sample.strata, estimate.diagnostics.log_last
-        weighted = WeightedReturns.of(self.returns, log_weights, strata)
-        draws = Resamples(strata, self.resamples, options.seed)
-        return Distribution(weighted, options.level, draws, self.outcomes, estimate)
+    if weights not in _WEIGHTS:
+        raise ValueError(f"weights is {weights!r}; choose one of {', '.join(_WEIGHTS)}")
+    if not resamples >= 2 or resamples % 1:
+        raise ValueError(f"resamples is {resamples!r}; give at least 2, better 1000")
+    name = _WEIGHTS[weights]
+    evaluator = Evaluator(
+        episodes, name, q_model=None, held_out=held_out, gamma=gamma, level=level, seed=seed
+    )
+    estimate = evaluator.evaluate(target, origin=origin)[name]
+    returns, outcomes = _returns(evaluator.source, gamma)
+    strata, log_weights = estimate.sample.strata, estimate.diagnostics.log_last
+    weighted = WeightedReturns.of(returns, log_weights, strata)
+    return Distribution(weighted, level, Resamples(strata, resamples, seed), outcomes, estimate)
 
 
 def _returns(source: Source, gamma: float) -> tuple[FloatArray, Outcomes]:

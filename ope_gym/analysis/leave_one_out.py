@@ -186,28 +186,6 @@ class Check:
 
         return abs(self.z) <= float(stdtrit(self._freedom, 0.5 + self.level / 2))
 
-    @property
-    def covers(self) -> bool | None:
-        """Tell whether the interval of the estimate holds the own mean; None if undefined."""
-        ends = self.estimate.interval
-        return None if math.isnan(ends.low + ends.high) else self.own in ends
-
-    @property
-    def expected_cover(self) -> float:
-        """Return the probability that `covers` is true if all is well.
-
-        It is below the level, because the own mean has an error, too.
-        """
-        if not math.isfinite(self.error) or self.covers is None:
-            return math.nan
-        from scipy.special import stdtr
-
-        ends, value = self.estimate.interval, self.estimate.value
-        if self.error == 0:
-            return 1.0
-        above = stdtr(self._freedom, (ends.high - value) / self.error)
-        return float(above - stdtr(self._freedom, (ends.low - value) / self.error))
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings; undefined numbers are None."""
         return {
@@ -278,18 +256,6 @@ class Calibration(Mapping[int, Check]):
         return sum(told), len(told)
 
     @property
-    def coverage(self) -> float:
-        """Return the share of intervals that contain the policy's own mean; NaN without any."""
-        covers = [check.covers for check in self.values() if check.covers is not None]
-        return float(np.mean(covers)) if covers else math.nan
-
-    @property
-    def expected_coverage(self) -> float:
-        """Return the coverage to expect if all is well, given the errors of the own means."""
-        shares = [check.expected_cover for check in self.values() if check.covers is not None]
-        return float(np.mean(shares)) if shares else math.nan
-
-    @property
     def rmse(self) -> float:
         """Return the root mean square of the differences."""
         return _root_mean_square([check.difference for check in self.values()])
@@ -313,8 +279,6 @@ class Calibration(Mapping[int, Check]):
             "data": self.data,
             "agree": agree,
             "compared": told,
-            "coverage": finite(self.coverage),
-            "expected_coverage": finite(self.expected_coverage),
             "rmse": finite(self.rmse),
             "expected_rmse": finite(self.expected_rmse),
             "verdicts": {k: {"policies": n, "agree": a} for k, (n, a) in self.colours.items()},
@@ -362,10 +326,6 @@ class Calibration(Mapping[int, Check]):
         (agree, told), level = self.agreement, next(iter(self.values())).level
         lines = [f"agree: {agree} of {told}; about {level * told:.1f} would if all is well"]
         if told:
-            lines.append(
-                f"own mean inside the interval: {100 * self.coverage:.0f} %; "
-                f"{100 * self.expected_coverage:.0f} % expected, because own means have errors too"
-            )
             lines.append(
                 f"root mean square difference: {self.rmse:.3g}; {self.expected_rmse:.3g} expected"
             )

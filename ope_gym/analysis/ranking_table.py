@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, finite
+from ope_gym.arrays import finite
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
@@ -42,57 +42,18 @@ class Ranked:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings and lists; undefined numbers are None."""
         d, mixture = self.difference, self.estimate.sample.mixture
-        names = "value", "standard_error", "low", "high"
         return {
             **self.estimate.to_dict(),
             "mixture": dataclasses.asdict(mixture) if mixture else None,
             "probability_best": finite(self.probability_best),
-            "to_best": d and dict(zip(names, map(finite, _numbers(d)), strict=True)),
+            "to_best": d
+            and {
+                "value": finite(d.value),
+                "standard_error": finite(d.standard_error),
+                "low": finite(d.interval.low),
+                "high": finite(d.interval.high),
+            },
         }
-
-
-def _numbers(d: Difference) -> tuple[float, float, float, float]:
-    """Return value, standard error and the ends of the interval."""
-    return d.value, d.standard_error, d.interval.low, d.interval.high
-
-
-@dataclass(frozen=True, eq=False)
-class Pairwise:
-    """Hold the paired differences of all policies, row minus column; (P, P) each.
-
-    Args:
-        names: (P,) best first.
-        left_out: number of further policies, for which there was no room.
-        values: differences of the estimates.
-        standard_errors: their standard errors.
-        low: lower ends of their intervals.
-        high: upper ends.
-        level: level of each interval by itself, not of all together.
-    """
-
-    names: tuple[str, ...]
-    values: FloatArray
-    standard_errors: FloatArray
-    low: FloatArray
-    high: FloatArray
-    level: float
-    left_out: int = 0
-
-    def __str__(self) -> str:
-        clear = (self.low > 0) | (self.high < 0)
-        rows = [["row - column", *self.names]]
-        for i, name in enumerate(self.names):
-            numbers = zip(self.values[i], self.standard_errors[i], clear[i], strict=True)
-            cells = [
-                text.plus_minus(d, error) + (" ", "*")[int(told)] for d, error, told in numbers
-            ]
-            rows.append([name, *cells[:i], "", *cells[i + 1 :]])
-        level = text.level(self.level)
-        lines = text.align(rows)
-        lines.append(f"* the {level} interval of this difference by itself does not contain 0")
-        if self.left_out:
-            lines.append(f"left out: {text.count(self.left_out, 'policy', 'policies')} below these")
-        return "\n".join(lines)
 
 
 class Ranking(Mapping[str, Ranked]):
@@ -178,24 +139,6 @@ class Ranking(Mapping[str, Ranked]):
         """Return the paired difference of two of the policies."""
         gap = self[minuend].estimate.difference(self[subtrahend].estimate)
         return dataclasses.replace(gap, minuend=minuend, subtrahend=subtrahend)
-
-    def differences(self, *, limit: int = 30) -> Pairwise:
-        """Return the paired differences of every two policies.
-
-        Args:
-            limit: how many policies to compare, the best first: their pairs are many.
-        """
-        names = tuple(self)[:limit]
-        size = len(names)
-        numbers = np.zeros((4, size, size))
-        for i, row in enumerate(names):
-            for j, column in enumerate(names[:i]):
-                d = self.difference(row, column)
-                numbers[:, i, j] = _numbers(d)
-                numbers[:, j, i] = -d.value, d.standard_error, -d.interval.high, -d.interval.low
-        values, errors, low, high = numbers
-        level = self.best.estimate.interval.level
-        return Pairwise(names, values, errors, low, high, level, len(self) - size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, strings and lists; undefined numbers are None."""

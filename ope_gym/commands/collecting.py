@@ -13,13 +13,11 @@ from ope_gym.commands.inputs import (
     Output,
     Policy,
     Recorded,
-    Writes,
     episodes_of,
     target_named,
 )
 from ope_gym.commands.signature import takes
 from ope_gym.files import write_file
-from ope_gym.report import text
 
 
 @takes(lambda: ope_gym.fit_behaviour, "model", "by", "actions", "folds", "seed")
@@ -28,9 +26,7 @@ def fit_behaviour(
     *,
     column: dict[str, str] | None = None,
     save: Output | None = None,
-    target: Policy | None = None,
     json: Output | None = None,
-    figure: Output | None = None,
     **options: Any,
 ) -> CommandResult:
     """Estimate the probabilities of recorded actions, if nobody recorded them.
@@ -44,20 +40,15 @@ def fit_behaviour(
 
     Args:
         save: File for the episodes with estimated propensities.
-        target: Policy, to say how well the loggers cover what it does: a saved model (.zip), or
-            package.module:function that returns a policy.
         by: Loggers: policy for the recorded policy numbers, none for one logger of all episodes.
         actions: Number of actions (default: what the action space says, or the largest seen).
     """
     fit = ope_gym.fit_behaviour(episodes_of(files, column), **options)
     lines = [str(fit)]
-    if target is not None:
-        lines.append(text.wrap(str(fit.overlap(target_named(target)))))
     if save is not None:
         fit.trajectories.save(save)
         lines.append(f"episodes with estimated propensities: {save}")
-    writes: Writes = [(json, fit.to_json), (figure, lambda path: fit.plot().savefig(path))]
-    return CommandResult("\n".join(lines), writes)
+    return CommandResult("\n".join(lines), [(json, fit.to_json)])
 
 
 @takes(lambda: ope_gym.episodes_needed, "limit")
@@ -91,11 +82,12 @@ def plan(
     if candidate not in (None, "target"):
         candidate = target_named(candidate, source, "collect")
     shares = ope_gym.contributions(source, policy, estimator=estimator, gamma=gamma)
-    wanted = shares.standard_error / 2 if standard_error is None else standard_error
+    present = shares.estimate.standard_error
+    wanted = present / 2 if standard_error is None else standard_error
     if standard_error is None and not wanted > 0:
         raise ValueError(
-            f"the present standard error is {shares.standard_error:g}, which cannot be halved: "
-            "collect some episodes of the target first, or give --standard-error"
+            f"the present standard error is {present:g}, which cannot be halved: collect some "
+            "episodes of the target first, or give --standard-error"
         )
     needs = ope_gym.episodes_needed(
         source,

@@ -131,7 +131,6 @@ def rank(
     policies: list[Policy] = ["all"],  # noqa: B006, not changed
     estimator: Name = "auto",
     origin: Origin | None = None,
-    differences: bool = False,
     verbose: bool = False,
     json: Output | None = None,
     figure: Output | None = None,
@@ -142,9 +141,6 @@ def rank(
     "to the best" is the paired difference to the first one, with its standard error. P(best) is the
     share of 20,000 joint draws of all values, from their estimated errors, in which a policy comes
     first. Trust the order only as far as the verdicts are green.
-
-    Args:
-        differences: Also print the difference of every two policies.
     """
     source = recorded.load()
     targets = targets_named(policies, source)
@@ -153,11 +149,8 @@ def rank(
     with progress_bar("policies", len(targets)) as bar:
         options = choices.options(recorded, Compute(progress=bar.update))
         ranking = ope_gym.rank(source, targets, estimator, origin=origin, **options)
-    table = ranking.table(verbose=verbose)
-    if differences:
-        table += f"\n\n{ranking.differences()}"
     writes: Writes = [(json, ranking.to_json), (figure, lambda path: ranking.plot().savefig(path))]
-    return CommandResult(table, writes)
+    return CommandResult(ranking.table(verbose=verbose), writes)
 
 
 @takes(

@@ -1,18 +1,14 @@
-"""Draw curves and matrices: effective sample sizes, overlaps, distributions, reliability."""
+"""Draw curves and matrices: effective sample sizes, overlaps, distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray
-from ope_gym.inference.estimate import Estimate
-from ope_gym.inference.judging import AMBER_ESS, GREEN_ESS
 from ope_gym.report.canvas import (
-    BANDS,
     COLOURS,
     DASHES,
     GREY,
@@ -22,48 +18,9 @@ from ope_gym.report.canvas import (
     new_figure,
     title,
 )
-from ope_gym.report.curves import distinct, weighted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def ess_figure(evaluation: Mapping[str, Estimate]) -> Figure:
-    """Draw the effective sample size at each step, one line for estimators whose weights agree.
-
-    The bands are those of the verdict.
-    """
-    curves = distinct({n: e.diagnostics.ess_curve for n, e in weighted(evaluation).items()})
-    n = next(iter(evaluation.values())).sample.trajectories
-    floor, top = 0.7, max(1.3 * n, 1.5 * GREEN_ESS)
-    figure = new_figure(5.6, 3.6)
-    axes = figure.add_subplot()
-    across = axes.get_yaxis_transform()  # x as a share of the width, y in data
-    edges = pairwise((floor, AMBER_ESS, GREEN_ESS, top))
-    for (name, colour), (low, high) in zip(BANDS.items(), edges, strict=True):
-        axes.axhspan(low, high, color=colour, alpha=0.07, linewidth=0)
-        middle = np.sqrt(low * high)  # on a log axis
-        style: dict[str, Any] = {"ha": "right", "va": "center", "color": colour, "fontsize": 8}
-        axes.text(0.995, middle, name, transform=across, **style)
-    for index, (names, curve) in enumerate(curves):
-        axes.plot(
-            np.maximum(curve, floor),  # no weight left is drawn on the lower edge
-            label=", ".join(names if len(names) <= 6 else [*names[:5], "…"]),
-            marker="o" if curve.size == 1 else "",
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=DASHES[index // len(COLOURS) % len(DASHES)],
-            linewidth=max(2.4 - 0.4 * index, 1.2),  # a line under another one still shows
-        )
-    axes.axhline(n, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    axes.text(0.005, n, f"{n:,} episodes", transform=across, va="bottom", fontsize=8, color=INK)
-    axes.set_yscale("log")
-    axes.set_ylim(floor, top)
-    axes.margins(x=0.01)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    dress(axes, "step of the episode", "effective sample size")
-    title(axes, "How many episodes the weights leave")
-    legend(figure, ncols=2)
-    return figure
 
 
 def overlap_figure(matrix: FloatArray, evaluated: Sequence[str], recorded: Sequence[str]) -> Figure:
@@ -136,24 +93,4 @@ def distribution_figure(
     dress(axes, "return", "episodes with at most this return")
     title(axes, "The distribution of returns")
     legend(figure, ncols=3)
-    return figure
-
-
-def reliability_figure(predicted: FloatArray, observed: FloatArray, error: FloatArray) -> Figure:
-    """Draw estimated probabilities against frequencies; right ones lie on the diagonal.
-
-    Args:
-        predicted: (B,) mean estimated probability in each bin.
-        observed: (B,) share of the actions that were taken.
-        error: (B,) standard error of that share.
-    """
-    figure = new_figure(4.4, 4.0)
-    axes = figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, label="right")
-    label = "left-out steps ± 2 standard errors"
-    style: dict[str, Any] = {"ms": 4, "linewidth": 1.2, "color": COLOURS[0], "label": label}
-    axes.errorbar(predicted, observed, yerr=2 * error, fmt="o-", **style)
-    dress(axes, "estimated probability", "share of the actions that were taken")
-    title(axes, "Estimated propensities")
-    legend(figure, ncols=2)
     return figure

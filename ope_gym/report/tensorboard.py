@@ -29,7 +29,6 @@ from ope_gym.results import Evaluation
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    from ope_gym.analysis.distribution import Distribution
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
 
@@ -138,32 +137,9 @@ class EvaluationWriter(events.Closing):
         self._flush()
 
     def add_ranking(self, ranking: Ranking, step: int) -> None:
-        """Write a ranking: its table as text, its document, and the numbers of each policy.
-
-        Tags are `ranking/report` and `ranking/<policy>/value|low|high|probability_best`; in names
-        of policies all but letters, digits, "." and "-" become "_".
-
-        Args:
-            ranking: Ranking to write.
-            step: Step of the training loop.
-        """
-        numbers: dict[str, float] = {}
-        for name, ranked in ranking.items():
-            folder = f"ranking/{re.sub(r'[^-.A-Za-z0-9]', '_', name)}"
-            if not undefined_ends(ranked.estimate):
-                numbers |= {f"{folder}/{end}": n for end, n in band(ranked.estimate).items()}
-            numbers[f"{folder}/probability_best"] = ranked.probability_best
-        self._scalars(numbers, step)
+        """Write a ranking, which the OPE tab shows beside the evaluation of the same step."""
         document = encode(ranking_document(ranking))
         self._logs[""].add(events.document("ope/ranking", document, PLUGIN), step)
-        regimes = dict.fromkeys(ranked.estimate.sample.regime for ranked in ranking.values())
-        self._add_text("ranking/report", str(ranking), step, *(EXPLAINED[r] for r in regimes))
-        self._flush()
-
-    def add_distribution(self, distribution: Distribution, step: int) -> None:
-        """Write the distribution of returns: its numbers and its table, as `distribution/…`."""
-        self._scalars(distribution.scalars(), step)
-        self._add_text("distribution/report", str(distribution), step)
         self._flush()
 
     def close(self) -> None:
