@@ -66,6 +66,13 @@ def _estimated(facts: Mapping[str, Any]) -> str:
     return f"{words} (their error is in the intervals)" if drawn else words
 
 
+def _unsure(facts: Mapping[str, Any]) -> str:
+    """Say that a value in training tells next to nothing."""
+    if facts["fresh"] < 1.0:
+        return "it tells less than a single fresh episode"
+    return _FORMAT.format("it is no surer than {fresh:~} fresh episodes would make you", **facts)
+
+
 def _p_value(facts: Mapping[str, Any]) -> str:
     """Word the probability of such residuals by chance."""
     return "p < 0.001" if facts["p"] < 0.001 else f"p = {facts['p']:.2g}"
@@ -149,7 +156,11 @@ _RED: dict[str, Words] = {
         "too few to use"
     ),
     "episodes_too_few": "there are only {trajectories:#episode}: too few to use",
-    "fresh_too_few": "no more accurate than {fresh:.1f} fresh episodes: too few to use",
+    "fresh_too_few": lambda facts: (
+        "less accurate than a single fresh episode: too little to use"
+        if facts["fresh"] < 1.0
+        else f"no more accurate than {facts['fresh']:.1f} fresh episodes: too few to use"
+    ),
     "guess": (
         "no more accurate than a guess between the worst and the best return that the recorded "
         "rewards allow"
@@ -169,7 +180,7 @@ _RED: dict[str, Words] = {
     "changed_too_fast": (
         "the policy has changed so much lately that the steps so far say little about it"
     ),
-    "unsure": "it is no surer than {fresh:~} fresh episodes would make you",
+    "unsure": _unsure,
     "squares_overflow": "the squares of the rewards overflow: divide all rewards by one number",
 }
 

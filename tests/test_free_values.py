@@ -60,6 +60,11 @@ def test_an_estimate_prints_its_value_first() -> None:
             "may be worth 100 (95 %: 60 to 140), but do not use this number (red): it is no surer "
             "than 1.0 fresh episodes would make you.",
         ),
+        (
+            200.0,
+            "may be worth 100 (95 %: -300 to 500), but do not use this number (red): it tells less "
+            "than a single fresh episode.",
+        ),
     ],
 )
 def test_headlines(error: float, said: str) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,9 @@ from ope_gym import ESTIMATORS, Betting, Bootstrap, Weighting, evaluate, evaluat
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference import bootstrap, intervals
 from ope_gym.inference.bootstrap import Resamples
-from ope_gym.inference.errors import cautious_error, standard_error, tails
+from ope_gym.inference.errors import Spread, cautious_error, spread_of, standard_error, tails
 from ope_gym.inference.estimate import Estimate
-from ope_gym.inference.intervals import Interval, betting_lower
+from ope_gym.inference.intervals import Interval, betting_lower, ess_t, widened
 from ope_gym.inference.outcomes import Outcomes
 from tests import reference, small_mdps
 from tests.builders import Table, buffer_of, one_step, pick, plain_options, recorded, value_of
@@ -140,10 +141,11 @@ def on_policy(rewards: Any, level: float = 0.95, interval: Any = "ess-t") -> Est
 
 @pytest.mark.parametrize("kind", ["ess-t", Bootstrap(50), Bootstrap(50, "bca")])
 def test_episodes_that_all_agree_leave_room_for_the_unseen(kind: Any) -> None:
-    """The rule of three: an outcome of a chance of -ln(.025) / n may be missing, and return 0."""
+    """An outcome that returns 0 is missing with a chance of 0.025 if its probability is p."""
     got = on_policy([500.0] * 200, interval=kind).interval
+    p = 1 - 0.025 ** (1 / 200)
     assert got.high == pytest.approx(500, rel=1e-12)
-    assert got.low == pytest.approx(500 * (1 - math.log(40) / 200))
+    assert got.low == pytest.approx(500 * (1 - p))
 
 
 def test_the_room_changes_little_when_one_episode_differs() -> None:
@@ -169,7 +171,7 @@ def test_room_is_for_the_returns_that_are_possible() -> None:
     goal[ends[1:] - 1] = 1.0
     for rewards, low, high in ((goal, 0.0, 1.0), (np.ones(60), 0.0, 6.0)):
         got = evaluate_log_probs(logs, [logs], [0] * 10, rewards, ends, "NFIS")["NFIS"]
-        chance = math.log(40) / 10
+        chance = 1 - 0.025 ** (1 / 10)
         assert got.interval.low == pytest.approx(got.value - chance * (got.value - low))
         assert got.interval.high == pytest.approx(got.value + chance * (high - got.value))
 
@@ -620,6 +622,32 @@ def test_room_for_the_unseen_is_left_beside_a_majority_alone() -> None:
     assert outcomes.unseen(1.2, 8.0, share) == pytest.approx((0.4 * 1.2 / 8, 0.4 * 1.8 / 8))
     share = outcomes.majority(np.array([2.0, 2.0, 3.0, 2.0, 1.0]))
     assert outcomes.unseen(1.2, 8.0, share) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("n", [10, 50])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("expected", [0.2, 1.0, 3.0])
+def test_an_interval_with_room_covers_whether_the_rare_return_was_seen_or_not(
+    n: int, spread: float, expected: float
+) -> None:
+    """An episode returns about 1, or -1 with probability p = expected / n; between -1 and 2."""
+    rng, p, runs, hits = np.random.default_rng(n), expected / n, 400, 0
+    for _ in range(runs):
+        returns = np.where(rng.random(n) < p, -1.0, 1.0 + spread * rng.standard_normal(n))
+        value, shape = float(returns.mean()), spread_of(returns)
+        ends = partial(_ess_t_of, value, shape, n)
+        got = widened(ends, value, 0.95, n, ((value + 1) / n, (2 - value) / n))
+        hits += 1 - 2 * p in got
+    assert hits / runs >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / runs)
+
+
+def _ess_t_of(value: float, shape: Spread, ess: float, level: float) -> Interval:
+    return ess_t(value, shape.cautious, ess, level, shape.tails)
+
+
+def test_room_that_is_small_beside_the_spread_changes_nothing() -> None:
+    ends = partial(ess_t, 0.0, 1.0, 100.0)
+    assert widened(ends, 0.0, 0.95, 100.0, (0.4, 0.4)) == ends(0.95)
 
 
 # --- paired differences -----------------------------------------------------------------------

@@ -26,11 +26,13 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ope_gym.online import FreeEstimate
+from ope_gym.online.fresh import fresh_value
 from ope_gym.online.stream import Window
+from ope_gym.report.free_values import in_words
 from wrappers.sb3 import OPECallback
 from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
 from wrappers.sb3.closing import closing_lines, leading, weighted_line
-from wrappers.sb3.fresh import Tally, value_of
+from wrappers.sb3.fresh import Tally
 from wrappers.sb3.schedule import affordable_spacing
 
 
@@ -125,7 +127,7 @@ def test_the_steps_of_the_training_are_handed_over_as_they_happened(run: str) ->
     assert expected[3].any() or expected[4].any()  # some episodes ended
     assert len(ope.evaluations) >= 2
     assert len(ope.training) == len(ope.held_out) == 0  # nothing grows
-    assert all(np.isfinite([e.value, e.low, e.high]).all() for e in ope.evaluations)
+    assert all(e.low <= e.value <= e.high for e in ope.evaluations)  # FrozenLake pays nothing yet
 
 
 def began(window: Window) -> list[int]:
@@ -546,16 +548,23 @@ def test_episodes_are_tallied_in_fixed_shares() -> None:
 
 
 def test_fresh_values_have_t_intervals() -> None:
-    found = value_of(np.array([1.0, 2.0, 3.0, 6.0]), 7, 0.95)
+    found = fresh_value(np.array([1.0, 2.0, 3.0, 6.0]), 7, 0.95)
     assert (found.value, found.episodes, found.timesteps) == (3.0, 4, 7)
     error = np.std([1, 2, 3, 6], ddof=1) / 2
     assert found.standard_error == pytest.approx(error)
     assert found.high - 3.0 == pytest.approx(3.182446 * error, rel=1e-6)  # t of 3 degrees
     assert found.fresh_episodes == pytest.approx(4.0)
-    equal = value_of(np.full(5, 500.0), 7, 0.95, seen=np.array([100.0, 500.0]))
-    assert equal.low < 500.0 < equal.high  # five equal returns do not make it certain
-    assert np.isinf(value_of(np.array([1.0]), 7, 0.95).high)
-    alone = value_of(np.array([1.0]), 7, 0.95, seen=np.array([1.0, 2.0, 3.0, 6.0]))
+    equal = fresh_value(np.full(5, 500.0), 7, 0.95, seen=np.array([100.0, 500.0]))
+    assert equal.low == pytest.approx(500.0 * 0.025**0.2)  # five equal returns are not certainty
+    assert equal.fresh_episodes == pytest.approx(5.0)
+    zero = fresh_value(np.zeros(5), 7, 0.95)  # FrozenLake, at first
+    assert (zero.low, zero.high) == (-np.inf, np.inf)
+    assert zero.verdict.colour == "red"
+    assert "its error is unknown" in in_words(zero)
+    seen_since = fresh_value(np.zeros(5), 7, 0.95, seen=np.array([0.0, 1.0]))
+    assert seen_since.high == pytest.approx(1 - 0.025**0.2)
+    assert np.isinf(fresh_value(np.array([1.0]), 7, 0.95).high)
+    alone = fresh_value(np.array([1.0]), 7, 0.95, seen=np.array([1.0, 2.0, 3.0, 6.0]))
     assert alone.standard_error == pytest.approx(2 * error)
 
 

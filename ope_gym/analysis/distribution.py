@@ -134,7 +134,8 @@ class Distribution:
             shares = np.empty_like(w.shares)
             shares[w.order] = w.shares  # in the order of the data
             majority = self.outcomes.majority(shares)
-            ends = widened(ends, value, *self.outcomes.unseen(value, w.ess, majority))
+            unseen = self.outcomes.unseen(value, w.ess, majority)
+            ends = widened(w.mean_interval, value, self.level, w.ess, unseen)
         ends = self.outcomes.shifted(ends, self.diagnostics.missing_mass or 0.0)
         return Quantity("mean", value, self.outcomes.cut(ends), self.ess)
 

@@ -178,12 +178,16 @@ def conclude(
         computed.bets,
     )
     replicates = evidence.replicates
-    interval = with_bias(kind.interval(evidence, level), value, computed.bias)
+
+    def ends(level: float) -> Interval:
+        return with_bias(kind.interval(evidence, level), value, computed.bias)
+
+    interval = ends(level)
     room = _Room(interval)
     if computed.bets is None and known.outcomes.allowed is None:
         room = _Room(undefined(level, kind.name))
     elif computed.bets is None:
-        room = _make_room(interval, evidence, computed.weights, known, scheme)
+        room = _make_room(ends, level, evidence, computed.weights, known, scheme)
     ratio = known.deviation / error if error > 0.0 and known.deviation > 0.0 else np.nan
     fresh = ratio * ratio  # the power would raise an error where this is infinite
     facts = known.facts(computed, scheme, diagnostics, error)
@@ -220,12 +224,17 @@ class _Room:
 
 
 def _make_room(
-    interval: Interval, evidence: Evidence, weights: Weights, known: Known, scheme: str
+    ends: Callable[[float], Interval],
+    level: float,
+    evidence: Evidence,
+    weights: Weights,
+    known: Known,
+    scheme: str,
 ) -> _Room:
     """Widen an interval by outcomes that may be unseen, and by episodes that leave the support."""
     outcomes = known.outcomes
     unseen = outcomes.unseen(evidence.value, evidence.ess, known.majority(weights))
-    interval = widened(interval, evidence.value, *unseen)
+    interval = widened(ends, evidence.value, level, evidence.ess, unseen)
     shifted = outcomes.shifted(interval, known.lost(scheme) or 0.0)
     moved = interval.low - shifted.low, shifted.high - interval.high
     lost = moved[0] if moved[0] > 0.0 else 0.0, moved[1] if moved[1] > 0.0 else 0.0  # not NaN

@@ -207,16 +207,25 @@ class Estimate:
         spread = spread_of(self.influence - other.influence, self.sample.strata)
         error, level = spread.error, self.interval.level
         mine, theirs = self.replicates, other.replicates
-        if mine is None or theirs is None or self.seed != other.seed or mine.size != theirs.size:
-            ess = min(self.effective, other.effective)
-            interval = ess_t(value, spread.cautious, ess, level, spread.tails)
-        else:
-            interval = percentile(mine - theirs, level)
-        if self.value != other.value or not np.array_equal(self.influence, other.influence):
-            bias = float(np.hypot(self.bias, other.bias))
-            error, interval = float(np.hypot(error, bias)), with_bias(interval, value, bias)
-            below, above = self.unseen[0] + other.unseen[1], self.unseen[1] + other.unseen[0]
-            interval = widened(interval, value, below, above)
+        draws = None
+        if mine is not None and theirs is not None and self.seed == other.seed:
+            draws = mine - theirs if mine.size == theirs.size else None
+        ess = min(self.effective, other.effective)
+        equal = self.value == other.value and np.array_equal(self.influence, other.influence)
+        bias = 0.0 if equal else float(np.hypot(self.bias, other.bias))
+
+        def ends(level: float) -> Interval:
+            if draws is None:
+                interval = ess_t(value, spread.cautious, ess, level, spread.tails)
+            else:
+                interval = percentile(draws, level)
+            return with_bias(interval, value, bias)
+
+        interval = ends(level)
+        if not equal:
+            error = float(np.hypot(error, bias))
+            unseen = self.unseen[0] + other.unseen[1], self.unseen[1] + other.unseen[0]
+            interval = widened(ends, value, level, ess, unseen)
             low = interval.low - self.lost[0] - other.lost[1]
             high = interval.high + self.lost[1] + other.lost[0]
             interval = dataclasses.replace(interval, low=low, high=high)

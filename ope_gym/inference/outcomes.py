@@ -195,6 +195,26 @@ class Outcomes:
         return 0.0 if deviation <= EQUAL * self.largest else deviation
 
 
+def unseen_beside(
+    returns: FloatArray, value: float, seen: tuple[float, float]
+) -> tuple[float, float]:
+    """Return what `Outcomes.unseen` does, of episodes of the policy itself.
+
+    Infinite where no return but 0 was ever seen: nothing shows how large one can be.
+
+    Args:
+        returns: (n,) of the episodes.
+        value: the estimate.
+        seen: the lowest and the highest return that was ever seen; 0 may always come.
+    """
+    low, high = min(seen[0], 0.0), max(seen[1], 0.0)
+    if low == high:
+        return np.inf, np.inf
+    share = majority_share(returns, np.ones(returns.size), EQUAL * max(high, -low))
+    lump = max(0.0, 2.0 * share - 1.0) / returns.size
+    return lump * max(0.0, value - low), lump * max(0.0, high - value)
+
+
 def majority_share(values: FloatArray, weights: FloatArray, unit: float) -> float:
     """Return the share of the weights (n,) that the value (n,) with more than half of them has.
 

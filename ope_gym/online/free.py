@@ -50,7 +50,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, one_blas_thread
+from ope_gym.inference.intervals import Interval, student_t, widened
 from ope_gym.inference.judging import judge_free
+from ope_gym.inference.outcomes import unseen_beside
 from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages, noise_of
 from ope_gym.online.record import TrackRecord
 from ope_gym.online.simulation import Simulation, latest_steps, simulate
@@ -174,7 +176,8 @@ class _Snapshot:
     early: dict[str, _Value] = field(default_factory=dict)  # values at once, by way
     simulation: Simulation | None = None
     spread: float = np.nan  # of the returns of its time,
-    ended: int = 0  # and how many these are
+    ended: int = 0  # how many these are,
+    returns: FloatArray = field(default_factory=lambda: np.zeros(0))  # and they themselves
     fresh: list[float] = field(default_factory=list)
 
 
@@ -293,7 +296,8 @@ class FreeEvaluation:
         if fitted is None:
             return None
         now.fresh = [] if fresh is None else [float(x) for x in fresh]
-        now.ended = self._note_returns(fitted.window, now.fresh)
+        now.returns = self._note_returns(fitted.window, now.fresh)
+        now.ended = now.returns.size
         now.spread = self._spread
         now.simulation = self._simulate(now.policy)
         now.early = self._values(now, fitted, [(stop - x, stop) for x in self._spans(_ENDS)])
@@ -334,6 +338,7 @@ class FreeEvaluation:
                 returns, _ = self._returns(fitted.window, then.fresh)
                 if returns.size > max(then.ended, 2):
                     then.ended, then.spread = returns.size, float(returns.std(ddof=1))
+                    then.returns = returns
             found = self._conclude(then, self._values(then, fitted, ends), settled=True)
             done.append(found)
             claimed = (early.standard_error / self.record.inflation()) ** 2
@@ -447,23 +452,32 @@ class FreeEvaluation:
         # both free ways rest on the same steps, and err together; fresh episodes err by themselves
         free = sum(share * np.sqrt(squares[n]) for n, share in shares.items() if n != "fresh")
         square = free**2 + shares.get("fresh", 0.0) ** 2 * squares.get("fresh", 0.0)
-        from scipy.special import stdtrit
-
         sums = values["advantages"].sums
         freedom = max(min(len(sums.without), snapshot.ended) - 1, 1)
         error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
-        half = float(stdtrit(freedom, 0.5 + 0.5 * self.level)) * error
+        spread, unseen = snapshot.spread, (0.0, 0.0)
+        if snapshot.returns.size:
+            unseen = unseen_beside(snapshot.returns, value, self._range)
+        if np.isinf(max(unseen)):
+            error, spread = np.inf, np.nan
+
+        def ends(level: float) -> Interval:
+            interval = student_t(value, error, freedom, level)
+            low, high = self._possible(interval.low), self._possible(interval.high)
+            return replace(interval, low=low, high=high)
+
+        interval = widened(ends, value, self.level, snapshot.ended, unseen)
         return FreeEstimate(
             timesteps=snapshot.timesteps,
             value=value,
             standard_error=error,
-            low=self._possible(value - half),
-            high=self._possible(value + half),
+            low=interval.low,
+            high=interval.high,
             settled=settled,
-            spread=snapshot.spread,
+            spread=spread,
             episodes=sums.episodes + len(snapshot.fresh),
             shares=shares,
-            steady=max(error, snapshot.spread) <= _STEADY * (high - low),
+            steady=max(error, spread) <= _STEADY * (high - low),
             ended=snapshot.ended,
             bounds=self._limits,
             steep=2.0 * shares["advantages"] * _SECOND * sums.moved**2 > squares["advantages"],
@@ -477,8 +491,8 @@ class FreeEvaluation:
         whole = began & (np.bincount(segment, window.ended) > 0)
         return np.append(paid[whole], fresh), np.append(paid[began], fresh)
 
-    def _note_returns(self, window: Window, fresh: list[float]) -> int:
-        """Update length, spread and range of returns; return how many returns are known."""
+    def _note_returns(self, window: Window, fresh: list[float]) -> FloatArray:
+        """Update length, spread and range of returns; return those that are known."""
         returns, seen = self._returns(window, fresh)
         self._length = window.size / max(int(window.ended.sum()), 1)
         low, high = self._range
@@ -498,4 +512,4 @@ class FreeEvaluation:
             half = float(stdtrit(max(m - 1, 1), 1.0 - 0.5 * missed)) * spread / np.sqrt(max(m, 1))
             low, high = self._range
             self._limits = float(min(low, middle - half)), float(max(high, middle + half))
-        return int(returns.size)
+        return returns

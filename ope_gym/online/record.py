@@ -23,7 +23,7 @@ class TrackRecord:
             apart: by how much the provisional and the settled value differ.
             claimed: sum of their squared errors, before the provisional one was widened.
         """
-        if claimed > 0.0 and np.isfinite(apart):
+        if 0.0 < claimed < np.inf and np.isfinite(apart):
             self.squares.append(apart**2 / claimed)
 
     def inflation(self) -> float:

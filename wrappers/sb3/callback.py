@@ -17,6 +17,7 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import estimator_names
 from ope_gym.evaluation import evaluate
 from ope_gym.online import FreeEstimate
+from ope_gym.online.fresh import fresh_value
 from ope_gym.options import Options
 from ope_gym.policies import Policy
 from ope_gym.report.free_values import in_words
@@ -27,7 +28,7 @@ from wrappers.sb3.closing import closing_lines, leading, no_value, weighted_line
 from wrappers.sb3.environments import check_not_normalised, horizon_of, rescales_rewards
 from wrappers.sb3.episodes import HeldOutEpisodes, TrainingEpisodes
 from wrappers.sb3.free import FreeSteps
-from wrappers.sb3.fresh import Played, PredictedEpisodes, value_of
+from wrappers.sb3.fresh import Played, PredictedEpisodes
 from wrappers.sb3.logger import EvaluationLog
 from wrappers.sb3.saved import SavedModels, save_evaluations
 from wrappers.sb3.schedule import affordable_spacing
@@ -398,7 +399,7 @@ class OPECallback(EventCallback):
         if played is not None:
             self._played.append(played)
             seen = np.concatenate([p.returns for p in self._played])
-            shown["fresh"] = value_of(played.returns, step, self._level, seen)
+            shown["fresh"] = fresh_value(played.returns, step, self._level, seen)
             self.fresh.append(shown["fresh"])
         estimate = self._value(step, played) or shown.get("fresh")
         if estimate is None:

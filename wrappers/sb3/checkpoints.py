@@ -193,10 +193,10 @@ class Progress:
 
     def is_over(self, estimate: FreeEstimate) -> bool:
         """Take the next evaluation in; return whether the run should stop."""
+        if not np.isfinite(estimate.standard_error):  # nothing can be said
+            return False
         before = self._reference
         error = 0.0 if before is None else np.hypot(estimate.standard_error, before.standard_error)
-        if not np.isfinite(error):  # nothing can be said
-            return False
         if before is None or estimate.value - before.value > error:
             self._reference, self.idle = estimate, 0
         else:

@@ -1,4 +1,4 @@
-"""Fresh episodes of a Stable-Baselines3 model: their returns, and what these say about it."""
+"""Fresh episodes of a Stable-Baselines3 model, and their returns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import VecEnv
 
-from ope_gym.online import FreeEstimate
 from wrappers.recording.batched import equal_shares
 from wrappers.sb3.environments import check_eval_env, shared_time_limit
 
-__all__ = ["Played", "PredictedEpisodes", "Tally", "never_ends", "value_of"]
-
-_FLOOR = 0.01  # least standard deviation of a return, as a share of the range so far
+__all__ = ["Played", "PredictedEpisodes", "Tally", "never_ends"]
 
 
 @dataclass(frozen=True)
@@ -161,42 +157,4 @@ def never_ends(max_steps: int) -> RuntimeError:
         f"a held-out episode is not over after max_steps={max_steps:,} steps, and eval_env names "
         "no time limit: make it and the training env with the same max_episode_steps, or give "
         "OPECallback a larger max_steps"
-    )
-
-
-def value_of(
-    returns: NDArray[np.float64],
-    timesteps: int,
-    level: float,
-    seen: NDArray[np.float64] | None = None,
-) -> FreeEstimate:
-    """Return the mean of fresh returns with its t interval.
-
-    Returns that are all equal do not make it certain: their standard deviation is at least a
-    hundredth of the range of all returns seen. One return alone takes the standard deviation of all
-    that were seen.
-
-    Args:
-        returns: (n,) of fresh episodes.
-        timesteps: of the training.
-        level: of the interval.
-        seen: all returns of the run so far.
-    """
-    n, mean = len(returns), float(returns.mean())
-    seen = returns if seen is None else seen
-    some = returns if n > 1 else seen
-    spread = float(some.std(ddof=1)) if some.size > 1 else np.inf
-    spread = max(spread, _FLOOR * float(np.ptp(seen)))
-    error = spread / np.sqrt(n)
-    half = float(stdtrit(max(n - 1, 1), 0.5 + 0.5 * level)) * error
-    return FreeEstimate(
-        timesteps=timesteps,
-        value=mean,
-        standard_error=error,
-        low=mean - half,
-        high=mean + half,
-        settled=False,
-        spread=spread,
-        episodes=n,
-        shares={"fresh": 1.0},
     )
