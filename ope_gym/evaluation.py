@@ -57,6 +57,7 @@ def evaluate(
     gamma: float = 1.0,
     interval: str | IntervalKind | None = "ess-t",
     level: float = 0.95,
+    return_range: tuple[float, float] | None = None,
     weighting: Weighting = Weighting(),  # noqa: B008, frozen
     compute: Compute = Compute(),  # noqa: B008, frozen
     seed: int = 0,
@@ -82,6 +83,8 @@ def evaluate(
         interval: "ess-t", "percentile", "bca", or an object such as `Bootstrap(2000)` or
             `Betting(reward_range=(0, 1))`; None for the values alone, without errors.
         level: confidence level of the intervals.
+        return_range: lowest and highest return that an episode can have: intervals then allow for
+            any of them that may not have been seen yet.
         weighting: cap, mixture and reward model of the weights.
         compute: workers, cluster, memory and progress.
         seed: seed of the bootstrap draws and of the q model.
@@ -98,6 +101,7 @@ def evaluate(
         gamma=gamma,
         interval=interval,
         level=level,
+        return_range=return_range,
         weighting=weighting,
         compute=compute,
         seed=seed,

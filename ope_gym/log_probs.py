@@ -56,6 +56,7 @@ def evaluate_log_probs(
     gamma: float = 1.0,
     interval: str | IntervalKind | None = "ess-t",
     level: float = 0.95,
+    return_range: tuple[float, float] | None = None,
     weighting: Weighting = Weighting(),  # noqa: B008, frozen
     seed: int = 0,
 ) -> Evaluation:
@@ -76,6 +77,7 @@ def evaluate_log_probs(
         gamma: discount within [0, 1].
         interval: as in `evaluate`; None for the values alone.
         level: confidence level.
+        return_range: as in `evaluate`.
         weighting: cap and reward model of the weights; the mixture is that of all behaviours.
         seed: seed of the bootstrap draws.
 
@@ -89,7 +91,14 @@ def evaluate_log_probs(
     >>> evaluation["NFIS"].value
     3.0
     """
-    options = Options(gamma=gamma, interval=interval, level=level, weighting=weighting, seed=seed)
+    options = Options(
+        gamma=gamma,
+        interval=interval,
+        level=level,
+        return_range=return_range,
+        weighting=weighting,
+        seed=seed,
+    )
     if weighting.mixture not in ("auto", "all"):
         raise ValueError(
             f"mixture is {weighting.mixture!r}, but arrays are weighed against the mixture of all "
@@ -103,7 +112,7 @@ def evaluate_log_probs(
         behaviour_ids,
         rewards,
         offsets,
-        options.gamma,
+        options,
         regime,
     )
     elsewhere = "arrays have none: use evaluate(episodes, target)"
@@ -143,6 +152,7 @@ class _Arrays:
         offsets: (n + 1,).
         ends: The lowest and the highest reward.
         sample: The trajectories.
+        return_range: The lowest and the highest possible return, if somebody knows them.
     """
 
     target: FloatArray
@@ -152,6 +162,7 @@ class _Arrays:
     offsets: IntArray
     ends: tuple[float, float]
     sample: Sample
+    return_range: tuple[float, float] | None
 
     @classmethod
     def of(
@@ -161,7 +172,7 @@ class _Arrays:
         behaviour_ids: ArrayLike,
         rewards: ArrayLike,
         offsets: ArrayLike,
-        gamma: float,
+        options: Options,
         regime: str,
     ) -> _Arrays:
         """Check the arguments of `evaluate_log_probs`."""
@@ -184,8 +195,8 @@ class _Arrays:
         ends = check_finite(rewards, "rewards", offsets)
         names = tuple(Behaviour(f"behaviour {k}", (k,)) for k in range(rows.shape[0]))
         strata = joined(ids, counts)
-        sample = Sample(ids.size, steps, strata, names, counts, gamma, regime, ())
-        return cls(target, rows, ids, rewards, offsets, ends, sample)
+        sample = Sample(ids.size, steps, strata, names, counts, options.gamma, regime, ())
+        return cls(target, rows, ids, rewards, offsets, ends, sample, options.return_range)
 
     def weigh(self, schemes: Iterable[str], density: bool, reward_model: Any) -> Weighted:
         """Compute the weights of all steps by some schemes."""
@@ -229,7 +240,8 @@ class _Arrays:
         """
         sample, offsets, ids = self.sample, self.offsets, self.ids
         returns, discounted, sums = tally(self.rewards, offsets, sample.gamma, self.ends)
-        outcomes = Outcomes.of(discounted, sums, sample.gamma, longest_of(offsets), limited=False)
+        longest, possible = longest_of(offsets), self.return_range
+        outcomes = Outcomes.of(discounted, sums, sample.gamma, longest, False, possible)
         if marked:
             some = bootstrap.marked(ids.size)
             stops, chosen = offsets[1:][some], ids[some]

@@ -96,6 +96,7 @@ class OptionValues(TypedDict, total=False):
     gamma: float
     interval: str | IntervalKind | None
     level: float
+    return_range: tuple[float, float] | None
     weighting: Weighting
     compute: Compute
     seed: int
@@ -117,6 +118,9 @@ class Options:
             method)`, `Betting(reward_range, horizon)`; see `ope_gym.inference.intervals`. None for
             the value alone, without error and interval, which saves a pass over the episodes.
         level: confidence level of the intervals.
+        return_range: lowest and highest (discounted) return that an episode can have. Intervals
+            then allow for any return in it that the episodes may have missed by chance, such as a
+            rare catastrophe; without it, for those that the recorded rewards suggest.
         weighting: cap, mixture and reward model of the weights.
         compute: workers, cluster, memory and progress.
         seed: seed of the bootstrap draws and of the q model; two evaluations of the same
@@ -128,6 +132,7 @@ class Options:
     gamma: float = 1.0
     interval: str | IntervalKind | None = "ess-t"
     level: float = 0.95
+    return_range: tuple[float, float] | None = None
     weighting: Weighting = field(default_factory=Weighting)
     compute: Compute = field(default_factory=Compute)
     seed: int = 0
@@ -144,6 +149,8 @@ class Options:
             raise ValueError(
                 f"level is {self.level!r}; a confidence level lies within (0, 1), such as 0.95"
             )
+        if self.return_range is not None:
+            object.__setattr__(self, "return_range", _range(self.return_range))
         object.__setattr__(self, "interval", interval_kind(self.interval))
         if self.kind.name == "betting" and self.weighting.reward_model == "cross-fit":
             raise ValueError(
@@ -196,6 +203,16 @@ class Options:
                 "value"
             )
         return kind if kind.horizon else dataclasses.replace(kind, horizon=horizon)
+
+
+def _range(ends: Any) -> tuple[float, float]:
+    numbers = np.asarray(ends, dtype=np.float64) if np.ndim(ends) == 1 else np.zeros(0)
+    if numbers.shape != (2,) or not np.all(np.isfinite(numbers)) or not numbers[0] < numbers[1]:
+        raise ValueError(
+            f"return_range is {ends!r}; give the lowest and the highest return that an episode can "
+            "have, such as (0, 500)"
+        )
+    return float(numbers[0]), float(numbers[1])
 
 
 def _seed(seed: object) -> int:

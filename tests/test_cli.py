@@ -82,7 +82,7 @@ def test_every_flag_reaches_its_option(files: list[Path], monkeypatch: pytest.Mo
     monkeypatch.setattr(ope_gym, "Evaluator", Seen)
     words = ["--estimators", "FIS", "NFIS", "--q-model", "none", "--gamma", "0.9", "--level", "0.8"]
     words += ["--interval", "bca", "--resamples", "30", "--cap", "3", "--mixture", "2"]
-    words += ["--seed", "7", "--block-steps", "99", "--data", "all"]
+    words += ["--seed", "7", "--block-steps", "99", "--data", "all", "--return-range", "0", "99"]
     assert command(["evaluate", str(files[1]), *words]) == 0
     compute = seen.pop("compute")
     assert compute == Compute(1, False, 99, compute.progress)
@@ -93,6 +93,7 @@ def test_every_flag_reaches_its_option(files: list[Path], monkeypatch: pytest.Mo
         "gamma": 0.9,
         "interval": Bootstrap(30, "bca"),
         "level": 0.8,
+        "return_range": (0.0, 99.0),
         "weighting": Weighting(3.0, 2),
         "seed": 7,
     }
@@ -216,6 +217,7 @@ def test_betting_and_schedules_in_blocks_from_the_command_line(
             ["evaluate", "--q-model", "tabular", "--block-steps", "20"],
             "take a LinearQ, 'default' or None",
         ),
+        (["evaluate", "--return-range", "1", "0"], "--return-range 1 0: give the lowest and"),
         (["evaluate", "--interval", "betting"], "--interval betting: give --reward-range LOW HIGH"),
         (
             ["evaluate", "--interval", "betting", "--reward-range", "0", ".1", "--horizon", "20"],

@@ -645,6 +645,35 @@ def _ess_t_of(value: float, shape: Spread, ess: float, level: float) -> Interval
     return ess_t(value, shape.cautious, ess, level, shape.tails)
 
 
+@pytest.mark.parametrize("expected", [0.5, 1.5, 3.0])
+def test_a_stated_range_of_returns_allows_for_a_catastrophe_that_weights_multiply(
+    expected: float,
+) -> None:
+    """The target takes action 1 more often than who acted, and that one may return -50."""
+    target, acted = np.array([0.1, 0.9]), np.array([0.6, 0.4])
+    rng, n, runs, hits = np.random.default_rng(0), 50, 100, 0
+    chance = np.array([0.0, expected / n])
+    value = float(target @ ((1 - chance) * [1.0, 2.0] + chance * -50.0))
+    for _ in range(runs):
+        actions = (rng.random(n) < acted[1]).astype(int)
+        returns = 1.0 + actions + 0.3 * rng.standard_normal(n)
+        returns[rng.random(n) < chance[actions]] = -50.0
+        logs = np.log(target)[actions], [np.log(acted)[actions]]
+        data = (*logs, [0] * n, returns, np.arange(n + 1))
+        got = evaluate_log_probs(*data, "NFIS", return_range=(-50.0, 4.0))["NFIS"]
+        hits += value in got.interval
+    assert hits / runs >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / runs)  # .19 to .66 without the range
+
+
+def test_a_range_of_returns_makes_zeros_an_answer() -> None:
+    n = 50
+    half = np.full(n, math.log(0.5))
+    data = half, [half], [0] * n, np.zeros(n), np.arange(n + 1)
+    got = evaluate_log_probs(*data, "NFIS", return_range=(0, 1))["NFIS"]
+    assert got.interval.low == 0.0
+    assert got.interval.high == pytest.approx(1 - 0.025 ** (1 / n))
+
+
 def test_room_that_is_small_beside_the_spread_changes_nothing() -> None:
     ends = partial(ess_t, 0.0, 1.0, 100.0)
     assert widened(ends, 0.0, 0.95, 100.0, (0.4, 0.4)) == ends(0.95)

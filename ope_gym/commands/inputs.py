@@ -255,6 +255,8 @@ class Choices:
             in place of n, percentile and bca are bootstraps, betting holds for every distribution
             of bounded rewards, none gives the values alone.
         resamples: Number of bootstrap replicates, for --interval percentile and bca.
+        return_range: Lowest and highest return that an episode can have: intervals then allow for
+            any of them that may not have been seen yet.
         reward_range: Lowest and highest possible reward, needed by --interval betting.
         horizon: Steps of the longest possible episode, for --interval betting (default: the
             recorded time limit).
@@ -264,6 +266,7 @@ class Choices:
     q_model: Annotated[str, ("default", *Q_MODELS, "none")] | None = "default"
     gamma: float = _DEFAULTS.gamma
     level: float = _DEFAULTS.level
+    return_range: tuple[float, float] | None = None
     interval: Annotated[str, (*KINDS, "none")] | None = _DEFAULTS.kind.name
     resamples: int = Bootstrap().resamples
     reward_range: tuple[float, float] | None = None
@@ -278,6 +281,7 @@ class Choices:
             gamma=self.gamma,
             interval=self._kind(),
             level=self.level,
+            return_range=self.return_range,
             weighting=self.weighting,
             compute=compute,
             seed=self.seed,

@@ -91,6 +91,8 @@ class Outcomes:
             the highest reward that was seen, or 0; None if no reward but 0 was seen.
         limited: whether the longest possible episode is known, from a time limit.
         largest: the largest |return| that was seen.
+        stated: whether somebody who knows the environment said which returns are possible: `seen`
+            and `allowed` are these.
     """
 
     returns: FloatArray
@@ -98,15 +100,34 @@ class Outcomes:
     allowed: tuple[float, float] | None
     limited: bool
     largest: float
+    stated: bool = False
 
     @classmethod
     def of(
-        cls, returns: FloatArray, rewards: RewardSums, gamma: float, longest: int, limited: bool
+        cls,
+        returns: FloatArray,
+        rewards: RewardSums,
+        gamma: float,
+        longest: int,
+        limited: bool,
+        return_range: tuple[float, float] | None = None,
     ) -> Outcomes:
-        """Describe the outcomes of episodes with discounted returns (n,)."""
+        """Describe the outcomes of episodes with discounted returns (n,).
+
+        Args:
+            returns: (n,) discounted.
+            rewards: What else is known of the rewards.
+            gamma: Discount.
+            longest: Steps of the longest possible episode.
+            limited: Whether that is known, from a time limit.
+            return_range: The lowest and the highest possible return, if somebody knows them.
+        """
         unit = annuity_of(gamma, longest)
         rate = unit * rewards.running / rewards.steps if rewards.steps else 0.0
         low, high = (rewards.low, rewards.high) if longest == 1 else ends_of(returns)
+        if return_range is not None:
+            _refuse_beyond(return_range, low, high)
+            return cls(returns, return_range, return_range, True, max(-low, high), stated=True)
         ends = np.array([low, high, 0.0, rate])
         allowed = min(rewards.low, 0.0) * unit, max(rewards.high, 0.0) * unit
         known = rewards.low != 0.0 or rewards.high != 0.0
@@ -115,6 +136,8 @@ class Outcomes:
 
     def majority(self, weights: FloatArray) -> float:
         """Return the share s of the weights (n,) that the most common return has, if above 1/2."""
+        if self.stated:  # whatever was seen, the rest of the range is possible
+            return 1.0
         unit = EQUAL * max(self.largest, float(np.finfo(np.float64).tiny))
         return majority_share(self.returns, weights, unit)
 
@@ -124,7 +147,8 @@ class Outcomes:
             max(0, 2 s - 1) |end - value| / ESS,   s the share of the most common return
 
         The factor is 1 where all episodes agree and 0 where no return has a majority: only beside a
-        majority are the others rare outcomes, of which more kinds may be missing.
+        majority are the others rare outcomes, of which more kinds may be missing. Where the range
+        of returns was stated, the factor is 1.
 
         Args:
             value: the estimate.
@@ -193,6 +217,17 @@ class Outcomes:
             variance = (size * weighted + _PRIOR * inside) / (size + _PRIOR)
         deviation = unit * float(np.sqrt(variance))
         return 0.0 if deviation <= EQUAL * self.largest else deviation
+
+
+def _refuse_beyond(return_range: tuple[float, float], low: float, high: float) -> None:
+    """Raise if a recorded return lies beyond the range of those that are possible."""
+    slack = EQUAL * max(map(abs, return_range))
+    if low < return_range[0] - slack or high > return_range[1] + slack:
+        beyond = low if low < return_range[0] - slack else high
+        raise ValueError(
+            f"return_range is {return_range!r}, but an episode returned {beyond:.6g}: give the "
+            "lowest and the highest (discounted) return that an episode can have"
+        )
 
 
 def unseen_beside(

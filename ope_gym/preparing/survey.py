@@ -191,7 +191,12 @@ class Survey:
             ),
             self.behaviours.ids,
             Outcomes.of(
-                gathered.discounted, gathered.rewards, gamma, roster.longest, roster.limited
+                gathered.discounted,
+                gathered.rewards,
+                gamma,
+                roster.longest,
+                roster.limited,
+                self.options.return_range,
             ),
             support=report.support,
             missing=report.missing,
