@@ -31,7 +31,7 @@ from ope_gym.models import named_model
 from ope_gym.models.base import Baseline, QModel
 from ope_gym.options import Compute, Options, OptionValues, Weighting
 from ope_gym.policies import FinitePolicy, Policy, Target
-from ope_gym.policies.convert import is_saved
+from ope_gym.policies.base import is_saved
 from ope_gym.preparing.files import Files, shortened
 from ope_gym.preparing.memory import Memory
 from ope_gym.preparing.survey import Gathering, Survey

@@ -313,7 +313,7 @@ class Weights:
 
 
 def test_others_can_register_a_converter(monkeypatch: pytest.MonkeyPatch, made: Recorded) -> None:
-    monkeypatch.setattr("ope_gym.policies.convert._CONVERTERS", {})
+    monkeypatch.setattr("ope_gym.policies.base._CONVERTERS", {})
     model = Weights()
     assert as_policy(model) is model
     with pytest.raises(TypeError, match=r"target is .*Weights.*which has no log_prob and sample"):
@@ -488,7 +488,7 @@ def test_a_trained_dqn_cannot_tell_whether_its_observations_were_normalised(
 def test_converters_are_not_imported_before_they_are_needed() -> None:
     import subprocess
 
-    code = "import sys, ope_gym.policies.convert as c; c.as_policy(3); print(*sys.modules)"
+    code = "import sys, ope_gym.policies.base as c; c.as_policy(3); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "stable_baselines3", "wrappers"} & set(run.stdout.split())
 

@@ -17,10 +17,8 @@ from ope_gym.models import (
     ActionValues,
     Baseline,
     Critic,
-    Fourier,
     LinearQ,
     NetworkQ,
-    OneHot,
     Polynomial,
     Problem,
     QModel,
@@ -29,9 +27,9 @@ from ope_gym.models import (
     default_model,
 )
 from ope_gym.models.base import SAMPLES
+from ope_gym.models.features import near_weights
 from ope_gym.models.folds import baselines, cross_fit_targets
 from ope_gym.models.linear import FeatureSurvey
-from ope_gym.models.linear_values import near_weights
 from ope_gym.policies import DiagonalGaussian, Uniform
 from ope_gym.weights.answers import Answers
 from ope_gym.weights.behaviours import behaviours_of
@@ -40,7 +38,14 @@ from tests.builders import Recorded, Table, buffer_of, recorded
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-PLAIN = LinearQ(OneHot(), ridge=0.0, pull=0.0, time=0, nearness=0.0)
+
+
+def indicators(states: Any) -> Floats:
+    """Return a 0/1 column for each of so many states, more than there are in any test."""
+    return np.asarray(np.asarray(states).reshape(-1, 1) == np.arange(8), dtype=np.float64)
+
+
+PLAIN = LinearQ(indicators, ridge=0.0, pull=0.0, time=0, nearness=0.0)
 
 
 def seeded(seed: int = 0) -> np.random.Generator:
@@ -246,7 +251,7 @@ def test_one_pass_for_all_folds_is_one_fit_for_each(model: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("model", [TabularQ(), LinearQ(), LinearQ(Fourier(20)), PLAIN])
+@pytest.mark.parametrize("model", [TabularQ(), LinearQ(), PLAIN])
 def test_the_values_of_an_episode_do_not_know_its_rewards(model: Any) -> None:
     record = recorded(5, (10, 10))
     data = record.trajectories
@@ -403,21 +408,10 @@ def test_polynomials_are_monomials_of_standardised_numbers_and_categories() -> N
     assert Polynomial(1).learn(np.ones((5, 1)))(np.full((2, 1), 3.0)).tolist() == [[1, 0], [1, 0]]
 
 
-def test_fourier_features_make_a_gaussian_kernel() -> None:
-    batch = seeded(0).normal(size=(2000, 1))
-    features = Fourier(4000, scale=2.0, seed=1).learn(batch)
-    z = (np.array([[0.0], [1.0]]) - batch.mean()) / batch.std()
-    waves = features(np.array([[0.0], [1.0]]))[:, 2:]
-    kernel = waves[0] @ waves[1] / 4000
-    exact = np.exp(-0.5 * ((z[1, 0] - z[0, 0]) / 2.0) ** 2)
-    assert kernel == pytest.approx(exact, abs=4 / np.sqrt(4000))
-    assert np.array_equal(features(batch), Fourier(4000, 2.0, 1).learn(batch)(batch))
-
-
 def test_an_action_never_taken_has_the_values_of_the_others() -> None:
     data = recorded(9, (30,), actions=2).trajectories
     target = Table(np.full((3, 3), 1 / 3))
-    model: Any = LinearQ(OneHot(), time=0)
+    model: Any = LinearQ(indicators, time=0)
     values = model.fit(data, problem(target, 0.9, 6))
     found = values.q_all(np.arange(3), np.zeros(3, dtype=np.int64))
     np.testing.assert_allclose(found[:, 2], found[:, :2].mean(axis=1), rtol=0.02)
@@ -441,7 +435,7 @@ def test_nearness_weighs_steps_by_the_likelihood_of_the_target() -> None:
         terminated=True,
     )
     target = Table(np.array([[0.8, 0.2]]))
-    model: Any = LinearQ(OneHot(), ridge=0.0, pull=0.0, time=0, nearness=0.5)
+    model: Any = LinearQ(indicators, ridge=0.0, pull=0.0, time=0, nearness=0.5)
     found = model.fit(data, problem(target, 1.0, 1)).q_all(
         np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     )
@@ -548,12 +542,9 @@ def test_chunks_give_the_values_of_all_episodes(cuts: list[int], kind: str) -> N
 def test_what_needs_all_episodes_in_one_chunk_says_so() -> None:
     record = recorded(1, (4, 4))
     data = record.trajectories
-    survey = FeatureSurvey(LinearQ(OneHot()), record.target)
+    survey = FeatureSurvey(LinearQ(), record.target)
     with pytest.raises(ValueError, match="there is no episode to learn from"):
         survey.equations(1, gamma=1.0, horizon=6, folds=2)
-    survey.update(data)
-    with pytest.raises(ValueError, match=r"OneHot\(limit=2000\), which learns from all episodes"):
-        survey.update(data)
     shape = (data.n_steps, 1)
     moved = dataclasses.replace(data, observations=np.ones(shape), actions=np.ones(shape))
     zero = np.zeros(1)
@@ -746,7 +737,6 @@ def test_a_network_starts_from_linear_values_and_learns_what_they_leave() -> Non
         (lambda: LinearQ(ridge=-1.0), "ridge is -1.0"),
         (lambda: LinearQ(nearness=2.0), "nearness is 2.0"),
         (lambda: Polynomial(0), "degree is 0"),
-        (lambda: Fourier(0), "n=0"),
         (lambda: NetworkQ(epochs=0), "epochs is 0"),
         (lambda: NetworkQ(hidden=(8, 0)), "hidden is"),
         (lambda: NetworkQ(tau=0.0), "tau=0.0"),
@@ -798,5 +788,3 @@ def test_models_say_what_they_cannot_do() -> None:
     short = Critic(v=lambda seen: np.zeros(2)).fit(finite, task)
     with pytest.raises(ValueError, match=r"v of the critic gave shape \(2,\)"):
         short.q(finite.observations, finite.actions, finite.steps)
-    with pytest.raises(ValueError, match="more than 3 columns"):
-        OneHot(3).learn(np.arange(10))

@@ -33,7 +33,7 @@ from ope_gym.data import store
 from ope_gym.data.paths import DamagedFileError
 from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
-from ope_gym.models import LinearQ, OneHot, TabularQ
+from ope_gym.models import LinearQ, TabularQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.preparing.files import Items
 from ope_gym.scale.sources import Source, open_source
@@ -406,8 +406,6 @@ def test_what_needs_all_episodes_in_memory_is_refused_in_blocks() -> None:
     for model in ("tabular", TabularQ(), "network"):
         with pytest.raises(TypeError, match=f"q_model is .*take a LinearQ, 'default'.*{remedy}"):
             in_blocks([r.trajectories], r.target, "DM", q_model=model)
-    with pytest.raises(ValueError, match="learns from all episodes at once"):
-        in_blocks([r.trajectories], r.target, "DM", block_steps=4, q_model=LinearQ(OneHot()))
     log_prob_only = LogProbOnly(r.target.log_prob)
     with pytest.raises(ValueError, match=r"has no probs.* or give q_model=None"):
         in_blocks([r.trajectories], log_prob_only, "DM", block_steps=4, q_model=LinearQ())

@@ -17,7 +17,7 @@ from ope_gym.arrays import one_blas_thread
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators import markov
 from ope_gym.evaluation import Evaluator, evaluate
-from ope_gym.models import equations, linear_values
+from ope_gym.models import equations, features
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.weights.answers import Answers, ask_together
@@ -120,7 +120,7 @@ def test_blocks_of_the_q_model_and_of_the_markov_check_do_not_matter(
     want = evaluate(data, target, names, q_model=LinearQ())
     monkeypatch.setattr(equations, "_SORTED", 1)  # blocks of 256 steps
     monkeypatch.setattr(equations, "_CACHED", 1)  # pieces of 64
-    monkeypatch.setattr(linear_values, "_CACHED", 7)
+    monkeypatch.setattr(features, "_CACHED", 7)
     monkeypatch.setattr(markov, "_BLOCK", 2)  # shorter than the lags
     got = evaluate(data, target, names, q_model=LinearQ())
     for name in names:

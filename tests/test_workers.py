@@ -258,7 +258,7 @@ def test_code_of_a_user_and_many_steps_with_a_q_model_take_processes(
         given,
         OwnTarget(TARGET.theta) if own == "policy" else TARGET,
         ["NFIS", "DM"],
-        q_model=LinearQ(features=_own_features if own == "features" else None),
+        q_model=LinearQ(_own_features) if own == "features" else LinearQ(),
         compute=Compute(2, block_steps=150),
     )
     assert seen == {True: {own == "nothing"}, False: {own != "function"}}

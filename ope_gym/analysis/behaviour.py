@@ -25,8 +25,8 @@ from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
 from ope_gym.models.folds import FOLDS
-from ope_gym.policies.encoding import flat_leaves
 from ope_gym.policies.estimated import ALL, EstimatedPolicy
+from ope_gym.policies.numerics import flat_leaves
 from ope_gym.report import text
 from ope_gym.scale.sources import Episodes, load_source
 

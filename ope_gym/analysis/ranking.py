@@ -21,7 +21,7 @@ from ope_gym.options import (
     OptionValues,
 )
 from ope_gym.policies import Policy, Target
-from ope_gym.policies.convert import is_saved
+from ope_gym.policies.base import is_saved
 from ope_gym.scale.sources import Episodes, Source
 
 if TYPE_CHECKING:

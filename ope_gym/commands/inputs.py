@@ -15,7 +15,7 @@ from ope_gym.data.paths import is_uri
 from ope_gym.inference.intervals import KINDS, Betting, Bootstrap, IntervalKind
 from ope_gym.options import Q_MODELS, Compute, Options, OptionValues, Weighting
 from ope_gym.policies import Target, UnavailablePolicy
-from ope_gym.policies.convert import is_saved
+from ope_gym.policies.base import is_saved
 
 if TYPE_CHECKING:
     from ope_gym.scale.sources import Source

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.models.features import columns_of
 from ope_gym.policies import FinitePolicy, SoftmaxLinear, SoftmaxMlp
-from ope_gym.policies.encoding import Columns, flat_leaves
 from ope_gym.policies.estimated import StateTable, encode
 from ope_gym.policies.mlp import Network
+from ope_gym.policies.numerics import Columns, flat_leaves
 
 DRAWS = 16  # of a fitted logit, with its estimation error
 _RIDGES = (64.0, 16.0, 4.0, 1.0)  # of the weights of standardised columns, strongest first

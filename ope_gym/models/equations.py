@@ -36,9 +36,8 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import CrossFitted
-from ope_gym.models.features import Phi
+from ope_gym.models.features import LinearValues, Phi, near_weights
 from ope_gym.models.folds import bounds_of_others, reward_bounds
-from ope_gym.models.linear_values import LinearValues, near_weights
 from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 

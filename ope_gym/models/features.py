@@ -1,21 +1,18 @@
-"""Feature maps of LinearQ: observations (or observations and actions) to (n, d) numbers.
+"""Features of LinearQ, and values linear in them.
 
-A map is any callable from a batch to (n, d). Features that must see the data first have
-`learn(batch)`, which returns the map. If all they need is the scale of the columns, they also have
-`fixed(columns)`: then the scale may be gathered chunk by chunk (`ColumnSums`), and `learn` is the
-case of one chunk.
-
-`columns_of` finds the scale of a batch for `ope_gym.policies.encoding.Columns`; `Phi` applies a map
-to recorded steps, with the time that is left.
+A map is any callable from a batch of observations (or of observations and actions) to (n, d)
+numbers. `Polynomial` needs the scale of the columns first, which is gathered chunk by chunk
+(`ColumnSums`); `fixed(columns)` is its map. `Phi` applies a map to recorded steps, with the time
+that is left, and `LinearValues` are the fitted values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import comb
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,33 +20,17 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.models.base import SAMPLES
-from ope_gym.models.tabular import StateNumbers
-from ope_gym.policies.encoding import Columns, flat_leaves
+from ope_gym.models.base import SAMPLES, ActionValues, Visits, each_action, of_chosen
+from ope_gym.policies.numerics import Columns, choices, flat_leaves
 from ope_gym.weights.answers import Answers
 
 Map: TypeAlias = Callable[[Tree], FloatArray]
 _Real = TypeVar("_Real", np.float32, np.float64)
 
 CATEGORIES = 64  # an integer column that takes more values is a number
-
-
-@runtime_checkable
-class Learned(Protocol):
-    """Features that see the data before they can be computed; never the rewards."""
-
-    def learn(self, batch: Tree) -> Map:
-        """Return the map for data like this batch."""
-        ...
-
-
-@runtime_checkable
-class Scaled(Protocol):
-    """Features that need no more of the data than the scale of their columns."""
-
-    def fixed(self, columns: Columns) -> Map:
-        """Return the map for this scale."""
-        ...
+_LARGEST_LOG_WEIGHT = 3.0
+_CACHED = 1 << 16  # steps times targets whose values stay in the cache
+_FEWEST, _MOST = 1 << 10, 1 << 13  # steps at once: each call has its price, and features theirs
 
 
 @dataclass(frozen=True)
@@ -74,7 +55,7 @@ class Polynomial:
         return self.fixed(columns_of(batch))
 
     def fixed(self, columns: Columns) -> Map:
-        """Return the map for this scale."""
+        """Return the map for these means, deviations and categories."""
         return partial(_polynomial, columns, self.degree)
 
 
@@ -105,66 +86,6 @@ def monomials(z: NDArray[_Real], degree: int) -> NDArray[_Real]:
             row += size
         first = begin
     return out
-
-
-@dataclass(frozen=True)
-class Fourier:
-    """1, the standardised numbers z, and n random waves √2 cos(w·z / scale + b).
-
-    w is normal, b uniform: with many waves a regression on them nears one with a Gaussian kernel of
-    that width.
-
-    Args:
-        n: waves.
-        scale: width of the kernel in standard deviations.
-        seed: of w and b.
-    """
-
-    n: int = 100
-    scale: float = 3.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.n < 1 or not self.scale > 0:
-            raise ValueError(f"n={self.n}, scale={self.scale}: both must be above 0")
-
-    def learn(self, batch: Tree) -> Map:
-        """Return the map with the scale of the batch."""
-        return self.fixed(columns_of(batch))
-
-    def fixed(self, columns: Columns) -> Map:
-        """Return the map for this scale."""
-        rng = np.random.default_rng(self.seed)
-        waves = rng.standard_normal((columns.width, self.n)) / self.scale
-        return partial(_cosines, columns, waves, rng.uniform(0.0, 2 * np.pi, self.n))
-
-
-def _cosines(columns: Columns, waves: FloatArray, phase: FloatArray, batch: Tree) -> FloatArray:
-    plain = columns(batch)
-    ones = np.ones((len(plain), 1))
-    return np.hstack([ones, plain, np.sqrt(2.0) * np.cos(plain @ waves + phase)])
-
-
-@dataclass(frozen=True)
-class OneHot:
-    """One 0/1 column for each distinct observation of whole numbers; all 0 for a new one."""
-
-    limit: int = 2000
-
-    def learn(self, batch: Tree) -> Map:
-        """Return the map with the distinct observations of the batch."""
-        states = StateNumbers.of(batch)
-        width = states.codes.size
-        if width > self.limit:
-            raise ValueError(
-                f"{width} distinct observations are more than {self.limit} columns: use TabularQ"
-            )
-        return partial(_indicators, states)
-
-
-def _indicators(states: StateNumbers, batch: Tree) -> FloatArray:
-    number = states.numbers(batch)
-    return np.asarray(number[:, None] == np.arange(states.codes.size), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -270,6 +191,98 @@ class Phi:
         for _ in range(SAMPLES):
             total += self.plain((seen, answers.target.sample(seen, rng)), rows.size) / SAMPLES
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class LinearValues(ActionValues):
+    """The fitted q.
+
+    Args:
+        phi: the features.
+        theta: (A, d) weights; A is 1 for continuous actions.
+        dual: (A, d) weights of the visits.
+        nearness: exponent of the weights of the steps in the equations.
+    """
+
+    phi: Phi
+    theta: FloatArray
+    dual: FloatArray
+    nearness: float
+
+    def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
+        """Return q (n,) of the chosen actions."""
+        if self.phi.actions:
+            return of_chosen(self.q_all(observations, steps), actions)
+        return np.asarray(self.phi((observations, actions), steps) @ self.theta[0])
+
+    def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
+        """Return q (n, A) of every action, of which there are finitely many."""
+        plain = self.phi.plain(observations, len(steps))
+        return self.phi.weigh(self.theta, plain, self.phi.left(steps)).T
+
+    def visits(self, answers: Answers, rows: IntArray) -> Visits:
+        """Return the ratio of visits (n,) at recorded steps, w alpha·phi(s, a).
+
+        The mean value at the start is b0'A^-1 b with b = sum w phi r, so a reward, or a residual,
+        of that step counts w b0'A^-1 phi in it: no product of ratios over time.
+        """
+        if self.phi.actions:
+            seen = self.of_targets([self], [answers], rows, True)[1][0]
+            assert seen is not None
+            return seen
+        data = answers.data
+        batch = batches.take(data.observations, rows), batches.take(data.actions, rows)
+        dual = self.phi(batch, data.steps[rows]) @ self.dual[0]
+        return Visits(near_weights(answers, self.nearness)[rows] * dual)
+
+    @classmethod
+    def of_targets(
+        cls,
+        values: Sequence[LinearValues],
+        answers: Sequence[Answers],
+        rows: IntArray,
+        visits: bool,
+    ) -> tuple[FloatArray, list[Visits | None]]:
+        """Return q (P, A, n) and visits of P targets; the features are made once for all."""
+        phi, data = values[0].phi, answers[0].data
+        plain = phi.plain(batches.take(data.observations, rows), rows.size)
+        left = phi.left(data.steps[rows])
+        q = phi.weigh(np.concatenate([own.theta for own in values]), plain, left)
+        everything = q.reshape(len(values), phi.actions, -1)
+        if not visits:
+            return everything, [None] * len(values)
+        chosen = choices(data.actions, data.n_steps, phi.actions)[rows]
+        dual = np.empty((len(values), rows.size))
+        for a, some in each_action(chosen):
+            weights = np.stack([own.dual[a] for own in values])
+            dual[:, some] = phi.weigh(weights, plain[:, some], left[some])
+        return everything, [
+            Visits(near_weights(asked, own.nearness).take(rows) * row)
+            for asked, own, row in zip(answers, values, dual, strict=True)
+        ]
+
+    @classmethod
+    def at_once(cls, targets: int) -> int:
+        """Return how many steps to evaluate at once."""
+        return int(np.clip(_CACHED // targets, _FEWEST, _MOST))
+
+
+def near_weights(answers: Answers, nearness: float) -> FloatArray:
+    """Return the tempered weights (S,) of the steps, clipped at e^3; their scale cancels."""
+    data = answers.data
+    if nearness == 0:
+        return np.ones(data.n_steps)
+    from ope_gym.kernels import prefix_sums
+
+    known = answers.near.get(nearness)
+    if known is not None:
+        return known
+    ratio = np.maximum(answers.log_probs - data.log_probs, -1e6)
+    total: FloatArray = prefix_sums(ratio, data.offsets.astype(np.int64, copy=False))
+    total *= nearness
+    np.minimum(total, _LARGEST_LOG_WEIGHT, out=total)
+    answers.near[nearness] = np.exp(total, out=total)
+    return total
 
 
 def columns_of(batch: Tree) -> Columns:

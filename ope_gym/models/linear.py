@@ -20,9 +20,9 @@ chunk by chunk, by several processes, and merged; episodes in memory are the cas
 
 where `fold` (n,) holds the folds of the chunk's episodes, and `answers` what each target says of
 it. Other processes begin with an empty survey or `survey.equations(...)`, and `merge(other)` adds
-what they have gathered. Memory is that of the sums and of one chunk. Two things need all episodes
-in one chunk: continuous actions, because the mean over the target is estimated by draws, which
-would depend on the chunks, and features that learn more than a scale.
+what they have gathered. Memory is that of the sums and of one chunk. Continuous
+actions need all episodes in one chunk, because the mean over the target is estimated by draws,
+which would depend on the chunks.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.base import ActionValues, Problem, QModel
 from ope_gym.models.equations import NormalEquations
-from ope_gym.models.features import ColumnSums, Learned, Map, Phi, Polynomial, Scaled
-from ope_gym.models.linear_values import LinearValues
+from ope_gym.models.features import ColumnSums, LinearValues, Map, Phi, Polynomial
+from ope_gym.models.tabular import TabularQ
 from ope_gym.policies import FinitePolicy, Policy
 
 _TOGETHER = 1 << 24  # elements of the sums of targets that are fitted together
 MOST_NUMBERS = 64  # in an observation, for a default
 _SLOW = 2000  # weights that take over a second to solve for, once for each fold
+QUADRATIC = Polynomial(2)
 WIDEST = 4000  # weights to solve for: features times powers of time times actions
 
 
@@ -74,7 +75,7 @@ class LinearQ(QModel):
 
     Args:
         features: a callable from a batch of observations (of (observations, actions) if actions
-            are continuous) to (n, d), or one that learns its scale; Polynomial(2) by default.
+            are continuous) to (n, d), or a Polynomial of the standardised numbers.
         ridge: penalty on all weights.
         pull: penalty on differences between actions.
         time: highest power of the share of the horizon that is left; 0: q does not depend on it.
@@ -85,7 +86,7 @@ class LinearQ(QModel):
     one_pass: ClassVar[bool] = True
     shared: ClassVar[bool] = True
 
-    features: Map | Learned | None = None
+    features: Map | Polynomial = QUADRATIC
     ridge: float = 1e-5
     pull: float = 1e-2
     time: int = 3
@@ -97,11 +98,10 @@ class LinearQ(QModel):
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0")
         if not 0 <= self.nearness <= 1:
             raise ValueError(f"nearness is {self.nearness}: it must be within 0 … 1")
-        if not (
-            self.features is None or callable(self.features) or hasattr(self.features, "learn")
-        ):
+        if not (callable(self.features) or isinstance(self.features, Polynomial)):
             raise TypeError(
-                f"features is {self.features!r}: give a callable from a batch to (n, d)"
+                f"features is {self.features!r}: give a Polynomial, or a callable from a batch to "
+                "(n, d)"
             )
 
     def fit(self, data: Trajectories, problem: Problem) -> LinearValues:
@@ -152,8 +152,7 @@ class FeatureSurvey:
     Args:
         model: the model to fit.
         target: the policy to evaluate.
-        scale: of the columns, for features that ask for no more.
-        learned: the map, for features that ask for more.
+        scale: of the columns, for a Polynomial.
         known: whether the probabilities of all recorded actions are known.
         example: the first recorded step, (observations, actions); None before the first chunk.
     """
@@ -161,7 +160,6 @@ class FeatureSurvey:
     model: LinearQ
     target: Policy
     scale: ColumnSums = field(default_factory=ColumnSums)
-    learned: Map | None = None
     known: bool = True
     example: tuple[Tree, Tree] | None = None
 
@@ -169,12 +167,9 @@ class FeatureSurvey:
         """Add a chunk of whole episodes."""
         if not len(data):
             return
-        features, part = self._features, FeatureSurvey(self.model, self.target)
-        batch = self._batch(data.observations, data.actions)
-        if isinstance(features, Scaled):
-            part.scale.update(batch)
-        elif isinstance(features, Learned):
-            part.learned = features.learn(batch)
+        part = FeatureSurvey(self.model, self.target)
+        if isinstance(self.model.features, Polynomial):
+            part.scale.update(self._batch(data.observations, data.actions))
         part.known = not np.isnan(data.log_probs).any()
         first = slice(0, 1)
         part.example = batches.take(data.observations, first), batches.take(data.actions, first)
@@ -182,14 +177,7 @@ class FeatureSurvey:
 
     def merge(self, other: FeatureSurvey) -> None:
         """Add the chunks that another one has seen."""
-        if self.learned is not None and other.learned is not None:
-            raise ValueError(
-                f"features is {self._features!r}, which learns from all episodes at once, but they "
-                "come in several chunks: give a Polynomial, a Fourier, or a callable from a batch "
-                "to (n, d), or load all episodes"
-            )
         self.scale.merge(other.scale)
-        self.learned = other.learned if self.learned is None else self.learned
         self.known = self.known and other.known
         self.example = other.example if self.example is None else self.example
 
@@ -197,12 +185,9 @@ class FeatureSurvey:
         """Return the features, fixed to the data seen, for episodes of at most `horizon` steps."""
         if self.example is None:
             raise ValueError("there is no episode to learn from: LinearQ needs at least one")
-        features, target = self._features, self.target
-        if isinstance(features, Scaled):
+        features, target = self.model.features, self.target
+        if isinstance(features, Polynomial):
             features = features.fixed(self.scale.columns())
-        elif self.learned is not None:
-            features = self.learned
-        assert callable(features)
         actions = target.probs(self.example[0]).shape[1] if isinstance(target, FinitePolicy) else 0
         shape = np.shape(features(self._batch(*self.example)))
         if len(shape) != 2:
@@ -234,12 +219,21 @@ class FeatureSurvey:
         step = max(1, _TOGETHER // size)
         return [slice(begin, begin + step) for begin in range(0, targets, step)]
 
-    @property
-    def _features(self) -> Map | Learned:
-        return Polynomial() if self.model.features is None else self.model.features
-
     def _batch(self, observations: Tree, actions: Tree) -> Tree:
         return observations if isinstance(self.target, FinitePolicy) else (observations, actions)
+
+
+def default_model(data: Trajectories, target: Policy) -> QModel | None:
+    """Return TabularQ for whole numbers, LinearQ for small arrays of numbers, else None.
+
+    Images, texts and the like need a model of their own, and so do actions with several parts that
+    are not plain numbers.
+    """
+    seen = batches.leaves(data.observations)
+    whole = all(leaf.dtype.kind in "iub" for leaf in seen)
+    if whole and isinstance(target, FinitePolicy) and sum(x[0].size for x in seen) <= MOST_NUMBERS:
+        return TabularQ()
+    return default_linear(data, target)
 
 
 def default_linear(data: Trajectories, target: Policy) -> LinearQ | None:
@@ -256,7 +250,7 @@ def default_linear(data: Trajectories, target: Policy) -> LinearQ | None:
 def widest_fit(
     data: Trajectories,
     target: Policy,
-    offered: Sequence[Map | Learned | None] = (None, Polynomial(1)),
+    offered: Sequence[Map | Polynomial] = (QUADRATIC, Polynomial(1)),
 ) -> LinearQ | None:
     """Return LinearQ with the first features that are not too many: of degree 2, or 1, or None.
 

@@ -18,8 +18,7 @@ from ope_gym.models.features import Polynomial, columns_of
 from ope_gym.models.images import Image, convolutions, scaled, split
 from ope_gym.models.linear import default_linear, widest_fit
 from ope_gym.policies import FinitePolicy, Policy
-from ope_gym.policies.encoding import Columns
-from ope_gym.policies.numerics import choices
+from ope_gym.policies.numerics import Columns, choices
 
 _WIDEST = 4096  # inputs beside images
 _ROWS = 1 << 14  # steps evaluated at once, and pixels of as many

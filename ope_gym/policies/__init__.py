@@ -1,13 +1,11 @@
 """Policies as small frozen snapshots: the protocol, closed-form classes, networks.
 
 acting       what free evaluation asks of a policy: its actions, not their probabilities
-base         the protocols, storage by name and arrays, policies that cannot act
-families     what finite and normal policies have in common
-convert      policies of Stable-Baselines3 models, saved ones and torch modules
+base         the protocols, storage, policies that cannot act, what becomes a policy
 closed_form  linear, tabular, uniform and Gaussian policies
-encoding     observations as rows of standardised numbers
 estimated    behaviour policies estimated from recorded actions
 mlp          small networks in numpy, as Stable-Baselines3 trains them
+numerics     checks and encodings of arguments, probabilities in plain numpy
 torch        TorchPolicy, any torch module; imported only on request
 """
 
@@ -23,11 +21,13 @@ from ope_gym.policies.base import (
     UnknownPolicy,
     acting_log_probs,
     acts_unknown,
+    as_policy,
     check_target,
     log_prob_moments,
     policy_from_arrays,
     policy_number,
     policy_to_arrays,
+    register_converter,
     register_policy,
     resolve_policy,
 )
@@ -38,7 +38,6 @@ from ope_gym.policies.closed_form import (
     SoftmaxLinear,
     Uniform,
 )
-from ope_gym.policies.convert import as_policy, register_converter
 from ope_gym.policies.estimated import EstimatedPolicy
 from ope_gym.policies.mlp import EpsilonGreedyMlp, GaussianMlp, Network, SoftmaxMlp, Standardiser
 

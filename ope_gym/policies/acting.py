@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
-from ope_gym.policies.convert import as_policy
+from ope_gym.policies.base import as_policy
 
 _DRAWS = 32  # actions drawn for the moments of a policy that cannot tell them
 

@@ -5,15 +5,24 @@ and a kind nobody registered comes back as an `UnavailablePolicy` that keeps the
 
 A new class of policies is one with `log_prob` and `sample`. To be stored in files it also needs a
 `kind` and the decorator `register_policy`; a frozen dataclass that derives from `Snapshot` gets the
-rest (storage, equality, repr) from its fields.
+rest (storage, equality, repr) from its fields. `Finite` and `Gaussian` are the bases of policies
+over finitely many actions and of normal ones: a class gives probabilities, or a mean and
+deviations, and the rest follows.
+
+Models of Stable-Baselines3, saved ones and torch modules become policies by `as_policy`. The
+converter is found by the package that the class of the object, or a base of it, comes from, and is
+imported when it is first needed: this module imports neither torch nor Stable-Baselines3.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from importlib import import_module
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -30,8 +39,7 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree, freeze, take
-from ope_gym.policies.convert import as_policy, is_saved
-from ope_gym.policies.numerics import moments_of
+from ope_gym.policies.numerics import HALF_LOG_2PI, choices, moments_of, parts, sample_rows
 
 if TYPE_CHECKING:
     from typing import Self
@@ -138,6 +146,72 @@ class Snapshot:
     def __repr__(self) -> str:
         parts = (f"{name}={_short(value)}" for name, value in self.arrays().items())
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+class Finite(Snapshot):
+    """Base of policies over actions 0 … A-1; a subclass gives `probs` or `log_table`."""
+
+    def probs(self, observations: Tree) -> FloatArray:
+        """Return the probability of every action, shape (n, A)."""
+        return np.exp(self.log_table(observations))
+
+    def log_table(self, observations: Tree) -> FloatArray:
+        """Return the log-probability of every action, -inf where it is impossible; (n, A)."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.probs(observations))
+
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log-probability of each action, shape (n,)."""
+        log_probs = self.log_table(observations)
+        return log_probs[np.arange(len(log_probs)), choices(actions, *log_probs.shape)]
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw one action a row; one uniform number each decides."""
+        return sample_rows(self.probs(observations), rng)
+
+
+class Gaussian(Snapshot):
+    """Base of policies over actions of m parts, a ~ N(mean(x), diag exp(log_std)²); a density."""
+
+    log_std: NDArray[np.floating]  # (m,)
+
+    def mean(self, observations: Tree) -> FloatArray:
+        """Return the mean of each part of the action, shape (n, m)."""
+        raise NotImplementedError
+
+    def log_prob(self, observations: Tree, actions: Tree) -> FloatArray:
+        """Return the log density of each action, shape (n,)."""
+        given = np.asarray(actions)
+        flat = given.reshape(len(given), math.prod(given.shape[1:]))
+        chosen = parts(flat, batches.length(observations), self.log_std.size)
+        standardised = (chosen - self.mean(observations)) / self._std
+        return np.asarray(-0.5 * np.square(standardised).sum(axis=1) - self._log_scale)
+
+    def sample(self, observations: Tree, rng: np.random.Generator) -> FloatArray:
+        """Draw one normal number for each part of the action, shape (n, m)."""
+        mean = self.mean(observations)
+        return mean + self._std * rng.standard_normal(mean.shape)
+
+    def action_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
+        """Return mean and variance of each part of the action, (n, m) each."""
+        mean = self.mean(observations)
+        return mean, np.broadcast_to(np.square(self._std), mean.shape)
+
+    def log_prob_moments(self, observations: Tree) -> tuple[FloatArray, FloatArray]:
+        """Return mean and variance of the log density of the policy's own actions.
+
+        The log density is a constant minus half a χ²_m: -m/2 on average, variance m/2.
+        """
+        n, m = batches.length(observations), self.log_std.size
+        return np.full(n, -0.5 * m - self._log_scale), np.full(n, 0.5 * m)
+
+    @property
+    def _std(self) -> FloatArray:
+        return np.exp(self.log_std.astype(np.float64))
+
+    @property
+    def _log_scale(self) -> float:
+        return float(self.log_std.sum(dtype=np.float64)) + self.log_std.size * HALF_LOG_2PI
 
 
 def is_ours(thing: object) -> bool:
@@ -316,6 +390,69 @@ def acting_log_probs(
                 )
             log_probs[rows] = answer
     return log_probs
+
+
+# What people have as policies
+
+Converter = Callable[[Any], Any]
+
+# By package: a function that makes a policy of an object, or the place of one, "module:name".
+_CONVERTERS: dict[str, Converter | str] = {
+    "stable_baselines3": "wrappers.sb3.convert:policy_of",
+    "sb3_contrib": "wrappers.sb3.convert:policy_of",
+    "torch": "ope_gym.policies.torch:TorchPolicy",
+}
+_READERS = {".zip": "wrappers.sb3.convert:load_policy"}  # by ending of a file
+
+
+def register_converter(package: str, convert: Converter) -> None:
+    """Let objects of a package stand wherever a policy is expected.
+
+    Args:
+        package: Name of the package that their class, or a base of it, comes from.
+        convert: Function that returns a policy for such an object.
+    """
+    _CONVERTERS[package] = convert
+
+
+def is_saved(target: object) -> bool:
+    """Return whether a target is the path of a saved model, such as "ppo_cartpole.zip"."""
+    if not isinstance(target, str | os.PathLike):
+        return False
+    return os.path.splitext(os.fspath(target))[1] in _READERS
+
+
+def as_policy(target: Any, name: str = "target") -> Any:
+    """Return the policy of a model, a saved model or a torch module; other objects as they are.
+
+    Args:
+        target: A policy, a model of Stable-Baselines3, the path of a saved one (.zip), or a torch
+            module that returns logits or a distribution.
+        name: Name of the argument, for messages.
+    """
+    if hasattr(target, "log_prob") and hasattr(target, "sample"):
+        return target
+    if is_saved(target):
+        path = os.fspath(target)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"{name} is {path!r}, and there is no such file")
+        return _imported(_READERS[os.path.splitext(path)[1]], name)(path)
+    for base in type(target).__mro__:
+        convert = _CONVERTERS.get(base.__module__.partition(".")[0])
+        if convert is not None:
+            return (_imported(convert, name) if isinstance(convert, str) else convert)(target)
+    return target
+
+
+def _imported(place: str, name: str) -> Any:
+    module, _, function = place.partition(":")
+    try:
+        return getattr(import_module(module), function)
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is a model of Stable-Baselines3, which is not installed: pip install "
+            f'"ope-gym[sb3]" ({error})'
+        ) from error
 
 
 def check_target(target: object, name: str = "target") -> Policy:

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import register_policy
-from ope_gym.policies.families import Finite, Gaussian
+from ope_gym.policies.base import Finite, Gaussian, register_policy
 from ope_gym.policies.numerics import (
     action_count,
     cells,

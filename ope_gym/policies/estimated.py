@@ -18,11 +18,17 @@ from numpy.typing import NDArray
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import FinitePolicy, Policy, from_bytes, register_policy, to_bytes
+from ope_gym.policies.base import (
+    Finite,
+    FinitePolicy,
+    Policy,
+    from_bytes,
+    register_policy,
+    to_bytes,
+)
 from ope_gym.policies.closed_form import SoftmaxLinear
-from ope_gym.policies.encoding import Columns, flat_leaves
-from ope_gym.policies.families import Finite
 from ope_gym.policies.mlp import SoftmaxMlp
+from ope_gym.policies.numerics import Columns, flat_leaves
 
 ALL = -1  # fold of a policy that learned from all episodes
 _LONGEST = 60  # characters of a name that are shown

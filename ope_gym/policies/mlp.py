@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
-from ope_gym.policies.base import Snapshot, register_policy
-from ope_gym.policies.families import Finite, Gaussian
+from ope_gym.policies.base import Finite, Gaussian, Snapshot, register_policy
 from ope_gym.policies.numerics import epsilon_greedy, log_softmax, within
 
 Layer: TypeAlias = tuple[NDArray[np.float32], NDArray[np.float32]]
