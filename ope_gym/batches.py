@@ -66,12 +66,12 @@ def take(tree: Tree, rows: slice | NDArray[Any]) -> Tree:
 
 def length(tree: Tree) -> int:
     """Return the number of rows, which all arrays of a batch share."""
-    found = leaves(tree)
-    if not found:
+    nodes = leaves(tree)
+    if not nodes:
         raise ValueError(f"the batch {tree!r} holds no array, so its number of rows is unknown")
-    if any(leaf.ndim == 0 for leaf in found):
+    if any(leaf.ndim == 0 for leaf in nodes):
         raise ValueError("the batch holds a scalar: give it a first axis, e.g. value[None]")
-    counts = sorted({leaf.shape[0] for leaf in found})
+    counts = sorted({leaf.shape[0] for leaf in nodes})
     if len(counts) > 1:
         raise ValueError(f"the arrays of a batch differ in their number of rows: {counts}")
     return int(counts[0])

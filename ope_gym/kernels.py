@@ -205,7 +205,7 @@ def own_ratios(
         log_probs: (K, columns) the same under each behaviour.
         first: column of the first step.
         ids: own behaviour of each trajectory.
-        offsets: of the trajectories, from 0 to m.
+        offsets: Offsets of the trajectories, from 0 to m.
         own: (m,) written: log-probability of each step under the own behaviour.
         out: (m,) written: log P_e - log P_b(i).
     """

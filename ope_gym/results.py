@@ -36,7 +36,7 @@ class Evaluation(Mapping[str, Estimate]):
     Its order is the one in which they were asked for; a table shows the recommended ones first.
 
     Args:
-        estimates: by estimator.
+        estimates: Estimates by estimator.
         target: name of the policy, such as "policy 10"; empty if it has none.
     """
 

@@ -104,7 +104,7 @@ def _with_ends(after: NDArray[Any], done: NDArray[np.bool_], infos: dict[str, An
             "infos have no final_obs, although episodes ended: in SAME_STEP mode the observations "
             "of their ends are needed. Hand the infos of envs.step over as they are"
         )
-    found = after.copy()
+    following = after.copy()
     for i in np.flatnonzero(done):
-        found[i] = ends[i]
-    return found
+        following[i] = ends[i]
+    return following

@@ -39,7 +39,7 @@ class Rules:
     Args:
         bounds: lowest and highest possible return of an episode.
         reward_range: instead of bounds: lowest and highest possible reward of a step.
-        horizon: with reward_range: the longest possible episode; by default the recorded limit.
+        horizon: Longest possible episode, for reward_range; by default the recorded limit.
         deviation: instead of bounds: the largest possible standard deviation of the difference of
             two returns with the same seed. Valid for every such distribution, skewed or not; twice
             the true number makes a duel four times as long.

@@ -34,7 +34,7 @@ class Roster:
         schedule_ids: (n,) which of the schedules it follows; -1 if its policy does not change.
         held_out: (n,) whether the learner never trained on it.
         schedules: which policy acts when, where policies change inside episodes.
-        policies: by number.
+        policies: Policies by number.
         observation_space: None if unknown.
         action_space: None if unknown.
         horizon: time limit, None if there is none.

@@ -23,7 +23,7 @@ class Weighted:
     Args:
         offsets: (n + 1,).
         rewards: (S,).
-        log_weights: by scheme, (S,).
+        log_weights: Log weights (S,) by scheme.
         residuals: (S,) r - q + gamma v of the next step; None without a q model.
         start: (n,) the q model's v at the start; None without a q model.
         direct: (n,) v at the start of a q that was learned from all episodes; None without one.
@@ -35,11 +35,11 @@ class Weighted:
             weights are no substitute: they stay 0 after an action that the target never takes.
         unit: the largest reward of all chunks, by which squares of rewards stay within floats.
         first: how many trajectories come before these.
-        whole: by name, makes what an estimator needs of all trajectories at once.
+        whole: Functions by name that make what an estimator needs of all trajectories at once.
         episodes: the recorded trajectories themselves; None where they were not kept.
         kept: by name, numbers made of these trajectories that do not depend on the target; the
             same dictionary for all targets.
-        last_clipped: by scheme and clip, the log weights that were asked for last.
+        last_clipped: Log weights that were asked for last, by scheme and clip.
     """
 
     offsets: IntArray
@@ -92,7 +92,7 @@ class Column:
     """A choice of weights, and of the numbers they multiply.
 
     Args:
-        scheme: of the weights.
+        scheme: Weighting scheme.
         cap: upper bound of the weights, None without one.
         baseline: weights multiply the residuals of the q model, not the rewards.
         clip: upper bounds of each step, None without any.

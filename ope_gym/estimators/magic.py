@@ -61,7 +61,7 @@ class Magic:
         bias: (m,) distance of each part from `interval`.
         covariance: (m, m) of the parts.
         weights: (m,) x.
-        interval: of WDR, from which bias is measured.
+        interval: Interval of WDR, from which bias is measured.
     """
 
     value: float
@@ -123,7 +123,7 @@ def mix(
         columns: the sums of these weights and residuals over all trajectories.
         start: (n,) v at the start.
         cuts: (m,) rising, first -1 and last T - 1, from `spread_cuts`.
-        setting: of the evaluation.
+        setting: Setting of the evaluation.
     """
     n, horizon, size = start.size, columns.peak.size, cuts.size
     weight, square, paid = columns.sums

@@ -33,7 +33,7 @@ def estimator(name: str, setting: Setting, betting: Betting | None = None) -> St
     """Run an estimator of the table.
 
     Args:
-        name: of the estimator.
+        name: Name of the estimator.
         setting: what all estimators of an evaluation share.
         betting: the interval, if it is one by betting, which needs sums of its own.
     """

@@ -55,7 +55,7 @@ class Starts:
     """Collect the q model's v at the start of each trajectory, (n,).
 
     Args:
-        direct: from the q that was learned from all episodes, if there is one.
+        direct: Values of the q that was learned from all episodes, if there is one.
     """
 
     direct: bool = False

@@ -291,7 +291,7 @@ class Replicates:
     Args:
         column: which weights.
         columns: the sums over all trajectories.
-        draws: of the bootstrap.
+        draws: Bootstrap draws.
         payer: what the mean reward of each step counts.
     """
 

@@ -35,7 +35,7 @@ class Setting:
         gamma: discount.
         cap: upper bound of the weights of capped estimators.
         has_q: whether there is a q model.
-        draws: of the bootstrap; None without one.
+        draws: Bootstrap draws; None without a bootstrap.
         errors: whether influence values are wanted, not the values alone.
     """
 

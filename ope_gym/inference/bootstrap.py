@@ -36,7 +36,7 @@ class Resamples:
     Args:
         strata: (n,) stratum of each; single ones of a block are joined, unless all strata have one.
         replicates: R.
-        seed: of the draws.
+        seed: Seed of the draws.
     """
 
     def __init__(self, strata: IntArray, replicates: int, seed: int) -> None:

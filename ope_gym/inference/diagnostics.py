@@ -70,10 +70,10 @@ class Diagnostics:
             return -np.inf, np.inf
         spread = spread_of(np.exp(self.log_last))
         size, shape = self.log_last.size, spread.tails
-        found = ess_t(self.mean_weight, spread.cautious, size, 0.999, shape)
-        if np.isnan(found.low):
+        ends = ess_t(self.mean_weight, spread.cautious, size, 0.999, shape)
+        if np.isnan(ends.low):
             return -np.inf, np.inf
-        return found.low, np.inf if shape.largest > _LARGE else found.high
+        return ends.low, np.inf if shape.largest > _LARGE else ends.high
 
     @property
     def uncovered(self) -> float:
@@ -99,7 +99,7 @@ def weight_diagnostics(
     """Describe the weights of an estimate.
 
     Args:
-        weights: of the estimate.
+        weights: Weights of the estimate.
         behaviour_ids: (n,) behaviour of each trajectory.
         behaviours: K.
         support_violations: Field of `Diagnostics`.

@@ -48,7 +48,7 @@ class Evidence:
     Args:
         value: the estimate.
         influence: (n,) influence values.
-        spread: of the values whose spread is the error, the influence values as a rule.
+        spread: Spread of the values behind the error, the influence values as a rule.
         strata: (n,) the groups inside which trajectories are alike.
         ess: smallest effective sample size over the steps.
         gamma: discount.
@@ -270,7 +270,7 @@ def widened(
         value: the estimate.
         level: confidence level.
         ess: m, the effective number of episodes.
-        unseen: by how much outcomes of a probability of 1 / m would lower the value, and raise it.
+        unseen: How much outcomes of a probability of 1 / m would lower the value, and raise it.
     """
     interval = ends(level)
     if np.isnan(interval.low) or np.isnan(interval.high) or not max(unseen) > 0.0:

@@ -147,7 +147,7 @@ class ActionValues(ABC):
 
         Args:
             values: those of each target, of this class.
-            answers: of each target.
+            answers: Answers of each target.
             rows: (n,) the steps.
             visits: whether visits are wanted.
         """

@@ -94,8 +94,8 @@ class AllActionValues(ActionValues):
 def _ask(values: Values, *inputs: Tree) -> Any:
     """Call with numpy batches, or a torch module with tensors in the dtype of its parameters."""
     if not (hasattr(values, "parameters") and hasattr(values, "state_dict")):
-        found = values(*inputs)
-        return found.detach().cpu().numpy() if hasattr(found, "detach") else found
+        answer = values(*inputs)
+        return answer.detach().cpu().numpy() if hasattr(answer, "detach") else answer
     import torch
 
     first = next((p for p in values.parameters() if p.is_floating_point()), torch.empty(0))
@@ -108,10 +108,10 @@ def _ask(values: Values, *inputs: Tree) -> Any:
     values.eval()  # type: ignore[attr-defined]
     try:
         with torch.no_grad():
-            found = values(*(batches.map_leaves(tensor, batch) for batch in inputs))
+            answer = values(*(batches.map_leaves(tensor, batch) for batch in inputs))
     finally:
         values.train(training)  # type: ignore[attr-defined]
-    return found.cpu().numpy()
+    return answer.cpu().numpy()
 
 
 def _column(name: str, found: Any, shape: tuple[int | None, ...]) -> FloatArray:

@@ -181,7 +181,7 @@ class ValueFeatures:
         centre: (d,) of the states.
         scale: (d,) of the states.
         horizon: longest possible episode.
-        degree: of the products.
+        degree: Degree of the products.
         waves: (cosines, d + 1) directions of the cosines.
         phases: (cosines,).
     """
@@ -277,7 +277,7 @@ def fit_value(
 
     Args:
         environment: where they were played.
-        probs: of the target.
+        probs: Probabilities by the target.
         features: φ.
         played: episodes.
         gamma: discount.
@@ -324,8 +324,8 @@ def fit_value(
 
 
 def _states(observations: Tree) -> FloatArray:
-    found = np.asarray(observations)
-    return found.reshape(len(found), -1).astype(np.float64)
+    states = np.asarray(observations)
+    return states.reshape(len(states), -1).astype(np.float64)
 
 
 def recorded_steps(data: Trajectories, target: Policy) -> tuple[Steps, Probs]:

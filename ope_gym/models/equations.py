@@ -134,7 +134,7 @@ class NormalEquations:
         Args:
             data: the chunk.
             fold: (n,) of its episodes.
-            answers: of each target about the chunk.
+            answers: Answers of each target about the chunk.
             rngs: source of each target's actions, if they are continuous.
         """
         if not len(data):

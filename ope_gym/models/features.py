@@ -93,7 +93,7 @@ class Phi:
     """The features of recorded steps.
 
     Args:
-        features: from a batch to (n, columns).
+        features: Map from a batch to (n, columns).
         actions: how many; 0 where they are continuous.
         columns: how many the features have.
         powers: highest power of the share of the horizon that is left.
@@ -122,16 +122,16 @@ class Phi:
 
     def plain(self, batch: Tree, n: int) -> FloatArray:
         """Return the features (columns, n) of a batch of n steps, without their time."""
-        found = np.asarray(self.features(batch), dtype=np.float64)
-        if found.shape != (n, self.columns):
+        values = np.asarray(self.features(batch), dtype=np.float64)
+        if values.shape != (n, self.columns):
             expected = (n, self.columns)
-            raise ValueError(f"features gave shape {found.shape}; expected {expected}")
-        if not np.all(np.isfinite(found)):
-            row, column = np.argwhere(~np.isfinite(found))[0].tolist()
+            raise ValueError(f"features gave shape {values.shape}; expected {expected}")
+        if not np.all(np.isfinite(values)):
+            row, column = np.argwhere(~np.isfinite(values))[0].tolist()
             raise ValueError(
-                f"features gave {found[row, column]} in row {row}, column {column}: must be finite"
+                f"features gave {values[row, column]} in row {row}, column {column}: must be finite"
             )
-        return np.ascontiguousarray(found.T)
+        return np.ascontiguousarray(values.T)
 
     def left(self, steps: IntArray) -> FloatArray:
         """Return the share (n,) of the horizon that is left at some steps."""
@@ -139,11 +139,11 @@ class Phi:
 
     def raised(self, plain: FloatArray, left: FloatArray, powers: int) -> FloatArray:
         """Return features (columns, n) times powers u^0, u^1, ... of the share u that is left."""
-        found = np.empty((powers, *plain.shape))
-        found[0] = plain
+        products = np.empty((powers, *plain.shape))
+        products[0] = plain
         for power in range(1, powers):
-            np.multiply(found[power - 1], left, out=found[power])
-        return found.reshape(powers * self.columns, -1)
+            np.multiply(products[power - 1], left, out=products[power])
+        return products.reshape(powers * self.columns, -1)
 
     def weigh(self, weights: FloatArray, plain: FloatArray, left: FloatArray) -> FloatArray:
         """Return weights·phi, (m, n), of weights (m, d) and of features without their time."""
@@ -151,11 +151,11 @@ class Phi:
             return np.asarray(weights @ self.raised(plain, left, self.powers + 1))
         terms = weights.reshape(-1, self.columns) @ plain
         terms = terms.reshape(len(weights), self.powers + 1, -1)
-        found = terms[:, -1].copy()
+        sums = terms[:, -1].copy()
         for power in range(self.powers - 1, -1, -1):
-            found *= left
-            found += terms[:, power]
-        return found
+            sums *= left
+            sums += terms[:, power]
+        return sums
 
     def expected_next(
         self,
@@ -304,7 +304,7 @@ class ColumnSums:
         count: rows so far.
         mean: (m,).
         squares: (m,) sum of squared deviations from the mean.
-        categories: for each column its distinct whole numbers; None for a column of numbers.
+        categories: Distinct whole numbers of each column; None for a column of numbers.
     """
 
     count: int = 0
@@ -360,5 +360,5 @@ def _few(column: NDArray[np.generic]) -> FloatArray | None:
     numbers = column.astype(np.float64)
     if np.ptp(numbers) >= 1e6:  # an identifier or a clock: no need to sort it
         return None
-    found = np.unique(numbers)
-    return found if found.size <= CATEGORIES else None
+    values = np.unique(numbers)
+    return values if values.size <= CATEGORIES else None

@@ -113,7 +113,7 @@ def baselines(
     Args:
         fitted: the values of each target, which differ in the target alone.
         fold: (n,) of the episodes.
-        answers: of each target about the episodes.
+        answers: Answers of each target about the episodes.
         rngs: source of each target's actions, if they are continuous.
         first: number of the first episode, for messages.
     """
@@ -131,7 +131,7 @@ class _Evaluation:
     """Evaluate values of P targets at the steps of some episodes.
 
     Args:
-        answers: of each target about the episodes.
+        answers: Answers of each target about the episodes.
         rngs: source of each target's actions, if they are continuous.
         first: number of the first episode, for messages.
     """

@@ -40,7 +40,7 @@ class Image:
     """Turn an image leaf into rows of pixels.
 
     Args:
-        shape: of one image as it was recorded.
+        shape: Shape of one image as it was recorded.
         whole: whether pixels are bytes.
     """
 
@@ -94,7 +94,7 @@ class Image:
         channels, rows, columns = self.sizes
         down, right = np.arange(0, rows, block), np.arange(0, columns, block)
         area = np.outer(np.diff(down, append=rows), np.diff(right, append=columns))
-        found = np.empty((len(leaf), channels, down.size, right.size), dtype=dtype)
+        averages = np.empty((len(leaf), channels, down.size, right.size), dtype=dtype)
         for begin in range(0, len(leaf), _ROWS):
             some = leaf[begin : begin + _ROWS]
             some = some.reshape(-1, *self.sizes) if self.first else np.moveaxis(some, 3, 1)
@@ -102,8 +102,8 @@ class Image:
                 sums = np.add.reduceat(some, down, axis=2, dtype=np.float64)
                 some = np.add.reduceat(sums, right, axis=3) / area
                 some = np.rint(some) if dtype == np.uint8 else some
-            found[begin : begin + _ROWS] = some
-        return found.reshape(len(leaf), -1)
+            averages[begin : begin + _ROWS] = some
+        return averages.reshape(len(leaf), -1)
 
 
 def convolutions(image: Image) -> tuple[Any, int]:

@@ -152,7 +152,7 @@ class FeatureSurvey:
     Args:
         model: the model to fit.
         target: the policy to evaluate.
-        scale: of the columns, for a Polynomial.
+        scale: Scale of the columns, for a Polynomial.
         known: whether the probabilities of all recorded actions are known.
         example: the first recorded step, (observations, actions); None before the first chunk.
     """

@@ -121,7 +121,7 @@ class _Start:
     """The values of LinearQ from which a network starts, clipped to what the rewards allow.
 
     Args:
-        values: of LinearQ.
+        values: Values of LinearQ.
         actions: how many; 0 where they are continuous.
         bounds: (2, horizon + 1) lowest and highest return of so many steps.
     """
@@ -151,8 +151,8 @@ class _Start:
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
-        found = self.values.q(observations, actions, steps)
-        return np.clip(found, *self._ends(steps))
+        values = self.values.q(observations, actions, steps)
+        return np.clip(values, *self._ends(steps))
 
     def q_all(self, observations: Tree, steps: IntArray) -> FloatArray:
         """Return q (n, A) of every action."""
@@ -170,7 +170,7 @@ class Inputs:
     """Turn batches into the inputs of the network: numbers, and pixels where there are images.
 
     Args:
-        columns: of all that is no image; None if everything is.
+        columns: Columns of all that is no image; None if everything is.
         images: the leaves that are images, in order.
         finite: whether actions are outputs, not inputs.
         horizon: longest possible episode.
@@ -209,17 +209,17 @@ class Inputs:
 
     def __call__(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return the inputs (n, width) beside images."""
-        found = self._numbers(observations if self.finite else (observations, actions))
+        numbers = self._numbers(observations if self.finite else (observations, actions))
         left = np.maximum(self.horizon - np.asarray(steps), 0) / self.horizon
-        return np.hstack([found, left[:, None]]).astype(np.float32)
+        return np.hstack([numbers, left[:, None]]).astype(np.float32)
 
     def pixels(self, observations: Tree) -> NDArray[Any]:
         """Return the pixels (n, p) of all images; p is 0 without any."""
         leaves = split(observations)[0]
-        found = [image.pixels(leaf) for image, leaf in zip(self.images, leaves, strict=True)]
-        if not found:
+        pixels = [image.pixels(leaf) for image, leaf in zip(self.images, leaves, strict=True)]
+        if not pixels:
             return np.empty((batches.length(observations), 0), dtype=np.uint8)
-        return found[0] if len(found) == 1 else np.hstack(found)
+        return pixels[0] if len(pixels) == 1 else np.hstack(pixels)
 
     def averages(self, batch: Tree) -> FloatArray:
         """Return features (n, d) for LinearQ: 1, the numbers, and averages of the images."""
@@ -242,8 +242,8 @@ class NetworkValues(ActionValues):
 
     def q(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         """Return q (n,) of the chosen actions."""
-        found = self._ask(observations, actions, steps)
-        own = of_chosen(found, actions) if self._actions else found[:, 0]
+        outputs = self._ask(observations, actions, steps)
+        own = of_chosen(outputs, actions) if self._actions else outputs[:, 0]
         return own + self._start.q(observations, actions, steps)
 
     def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
@@ -253,7 +253,7 @@ class NetworkValues(ActionValues):
     def _ask(self, observations: Tree, actions: Tree, steps: IntArray) -> FloatArray:
         import torch
 
-        found, inputs = [], self._inputs
+        outputs, inputs = [], self._inputs
         for begin in range(0, len(steps), inputs.rows):
             rows = slice(begin, begin + inputs.rows)
             seen = batches.take(observations, rows)
@@ -261,8 +261,8 @@ class NetworkValues(ActionValues):
             x, pixels = inputs(seen, chosen, steps[rows]), inputs.pixels(seen)
             with torch.no_grad():
                 values = self._net(torch.from_numpy(x), torch.from_numpy(pixels))
-                found.append(values.numpy().astype(np.float64))
-        return np.concatenate([*found]) * self._unit
+                outputs.append(values.numpy().astype(np.float64))
+        return np.concatenate([*outputs]) * self._unit
 
 
 class _Learner:
@@ -329,8 +329,8 @@ class _Learner:
 
     def _loss(self, rows: Any) -> Any:
         goal = self._goal(rows)
-        found = self.net(self.table["x"][rows], self.table["pixels"][rows])
-        own = found.gather(1, self.table["action"][rows][:, None])[:, 0]
+        outputs = self.net(self.table["x"][rows], self.table["pixels"][rows])
+        own = outputs.gather(1, self.table["action"][rows][:, None])[:, 0]
         return ((own - goal) ** 2).mean()
 
     def _goal(self, rows: Any) -> Any:

@@ -77,11 +77,11 @@ class TabularQ(QModel):
         pair = state * n_actions + choices(data.actions, data.n_steps, n_actions)
         following, known = self._next(data, state, n_states, horizon)
         # a transition is a distinct (s, a, s'); s' = n_states is the end
-        codes, found = np.unique(
+        codes, number = np.unique(
             pair[known] * (n_states + 1) + following[known], return_inverse=True
         )
         transition = np.full(data.n_steps, -1)
-        transition[known] = found.ravel()
+        transition[known] = number.ravel()
         part = fold[data.episode_ids]  # -1 for episodes that every fold learns from
         size = n_states * n_actions
         origin, to = np.divmod(codes, n_states + 1)
@@ -178,11 +178,11 @@ class TableValues(ActionValues):
     def q_all(self, observations: Tree, steps: IntArray, actions: int = 0) -> FloatArray:
         """Return q (n, A) of every action."""
         state = self._states.numbers(observations)
-        found = np.empty((state.size, self._process.probs.shape[1]))
+        values = np.empty((state.size, self._process.probs.shape[1]))
         if self._fixed is not None or self._horizon is None:
             assert self._fixed is not None
-            self._put(found, slice(None), state, self._fixed)
-            return found
+            self._put(values, slice(None), state, self._fixed)
+            return values
         before = np.maximum(self._horizon - np.asarray(steps), 1) - 1  # steps left afterwards
         order = np.argsort(before, kind="stable")
         longest = int(before.max(initial=0))
@@ -190,8 +190,8 @@ class TableValues(ActionValues):
         for j, v in enumerate(self._process.values(longest + 1)):
             rows = order[bounds[j] : bounds[j + 1]]
             if rows.size:
-                self._put(found, rows, state[rows], self._process.q(v))
-        return found
+                self._put(values, rows, state[rows], self._process.q(v))
+        return values
 
     def visits(self, answers: Answers, rows: IntArray) -> Visits:
         """Return for recorded steps the ratio of visits (n,) and the residual at these visits (n,).
@@ -219,9 +219,9 @@ class TableValues(ActionValues):
         return ratio, moves * kept.episodes / kept.moved[kept.origin]
 
     def _put(
-        self, found: FloatArray, rows: IntArray | slice, state: IntArray, q: FloatArray
+        self, values: FloatArray, rows: IntArray | slice, state: IntArray, q: FloatArray
     ) -> None:
-        found[rows] = np.where(state[:, None] >= 0, q[state], self._process.overall(q))
+        values[rows] = np.where(state[:, None] >= 0, q[state], self._process.overall(q))
 
 
 def _by_fold(
@@ -277,21 +277,21 @@ class StateNumbers:
             )
         inside = np.all((table >= self.low) & (table < self.low + self.size), axis=1)
         codes = _encode(np.where(inside[:, None], table, self.low), self.low, self.size)
-        found = np.minimum(np.searchsorted(self.codes, codes), self.codes.size - 1)
-        return np.where(inside & (self.codes[found] == codes), found, -1)
+        places = np.minimum(np.searchsorted(self.codes, codes), self.codes.size - 1)
+        return np.where(inside & (self.codes[places] == codes), places, -1)
 
 
 def _integers(observations: Tree) -> IntArray:
     """Return all leaves side by side, (n, c)."""
     n = batches.length(observations)
-    found = [leaf.reshape(n, -1) for leaf in batches.leaves(observations)]
-    wrong = [str(leaf.dtype) for leaf in found if leaf.dtype.kind not in "iub"]
+    columns = [leaf.reshape(n, -1) for leaf in batches.leaves(observations)]
+    wrong = [str(leaf.dtype) for leaf in columns if leaf.dtype.kind not in "iub"]
     if wrong:
         raise ValueError(
             f"observations have dtype {wrong[0]}: a table is of whole numbers; use LinearQ, or "
             "round the observations to cells"
         )
-    return np.hstack(found).astype(np.int64)
+    return np.hstack(columns).astype(np.int64)
 
 
 def _encode(table: IntArray, low: IntArray, size: IntArray) -> IntArray:

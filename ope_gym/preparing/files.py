@@ -300,7 +300,7 @@ def fit_chunks(
 
     Args:
         job: the episodes and the targets.
-        model: to be fitted.
+        model: Model to be fitted.
         ids: (n,) behaviours of the episodes, inside which the folds are cut.
         horizon: longest possible episode.
         workers: who reads the files.

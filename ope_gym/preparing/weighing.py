@@ -148,7 +148,7 @@ class Weighing:
         density, model = has_densities(data), self.reward_model
         given = model if isinstance(model, tuple) else None
         if self.parted and missing != ["basic"]:
-            found, mismatch = partial_log_weights(
+            partial, mismatch = partial_log_weights(
                 data,
                 behaviours,
                 self.groups,
@@ -157,7 +157,7 @@ class Weighing:
                 reward_model=given,
                 first=first,
             )
-            bases |= found
+            bases |= partial
             return mismatch
         certain, episodes = np.zeros(data.n_steps), first + np.arange(len(data))
         rows = behaviours.rows(data, only_own=missing == ["basic"], episodes=episodes)
@@ -187,7 +187,7 @@ class Shared:
         bases: by scheme, log weights for a target with log-probability 0; adding a target's own
             prefix sum gives its weights.
         mismatch: first logged number that its policy contradicts; None if none does.
-        kept: by name, other numbers.
+        kept: Other numbers by name.
     """
 
     bases: dict[str, FloatArray] = field(default_factory=dict)

@@ -35,12 +35,12 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
     ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     if not all(map(math.isfinite, ends.values())):
         return {}
-    found = {f"ope/{kind}/{end}": float(number) for end, number in ends.items()}
+    numbers = {f"ope/{kind}/{end}": float(number) for end, number in ends.items()}
     if kind == "provisional":
         if math.isfinite(estimate.fresh_episodes) and not estimate.steady:
-            found["ope/fresh_episodes"] = float(estimate.fresh_episodes)
-        found["ope/verdict"] = float(VERDICTS.index(estimate.verdict.colour))
-    return found
+            numbers["ope/fresh_episodes"] = float(estimate.fresh_episodes)
+        numbers["ope/verdict"] = float(VERDICTS.index(estimate.verdict.colour))
+    return numbers
 
 
 def free_headline(

@@ -167,7 +167,7 @@ def table(
 
     Args:
         rows: What the lines show.
-        columns: By the head of each column, what turns a row into its cell.
+        columns: Functions that turn a row into its cell, by the head of the column.
         left: Columns to align to the left.
     """
     cells = [[cell(row) for cell in columns.values()] for row in rows]
@@ -212,7 +212,7 @@ def remarks(verdicts: Mapping[str, Verdict], verbose: bool = False) -> list[str]
     """Return what speaks against estimates, and what would help.
 
     Args:
-        verdicts: By name, that of the recommended estimate first.
+        verdicts: Verdicts by name, that of the recommended estimate first.
         verbose: Whether to give advice for all of them rather than the first.
     """
     lines = itemised({name: verdict.against for name, verdict in verdicts.items()})

@@ -37,7 +37,7 @@ def in_order(
             environment variable RAY_ADDRESS, else a cluster that `ray start` began on this machine,
             else a new one that ends with this process.
         function: What is computed of an item.
-        items: To be computed.
+        items: Arguments of the tasks.
     """
     ray = connect(address)
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_compute)

@@ -55,10 +55,10 @@ class Piece:
     """Episodes of one part of a source.
 
     Args:
-        name: of its file or function, for messages.
+        name: Name of its file or function, for messages.
         content: some blocks of a section of a file or table, without its policies, which the
             source has once for all pieces; or a function that makes trajectories.
-        numbers: of its policies and schedules in the whole source.
+        numbers: Numbers of its policies and schedules in the whole source.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Piece:
                 chosen = part.select(held_out=True)
             if len(chosen):
                 first = self.numbers.first_schedule
-                found, _ = renumber(chosen, self.numbers.policies, first_schedule=first)
+                renumbered, _ = renumber(chosen, self.numbers.policies, first_schedule=first)
                 policies = source.policies
-                yield dataclasses.replace(found, policies=policies, schedules=source.schedules)
+                yield dataclasses.replace(renumbered, policies=policies, schedules=source.schedules)
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Task:
     """A stretch of all episodes.
 
     Args:
-        number: of the task.
-        pieces: to be read in order.
-        steps: of the chosen episodes.
+        number: Number of the task.
+        pieces: Pieces to be read in order.
+        steps: Number of steps of the chosen episodes.
         episodes: their place among all chosen episodes.
     """
 
@@ -111,14 +111,14 @@ class Source:
     """Episodes to evaluate a policy from.
 
     Args:
-        roster: of the chosen episodes; empty where a source is sent to workers.
+        roster: Roster of the chosen episodes; empty where a source is sent to workers.
         policies: all that are known, equal ones once.
         schedules: which policy acts when, where policies change inside episodes.
         held_out: whether held-out episodes alone are chosen.
         block_steps: about how many steps to hold in memory at once.
         data: all chosen episodes, where they are in memory; None where they are in files.
         tasks: the chosen episodes of files, in order.
-        owners: by name of a file, the numbers of its policies.
+        owners: Numbers of the policies of each file, by its name.
     """
 
     roster: Roster
@@ -175,19 +175,19 @@ class Source:
         """
         names: list[str] = []
         waiting: list[Trajectories] = []
-        found, expected = 0, task.episodes.stop - task.episodes.start
+        count, expected = 0, task.episodes.stop - task.episodes.start
         for piece in task.pieces:
             for chunk in piece.chunks(self):
                 names.append(piece.name)
                 waiting.append(chunk)
-                found += len(chunk)
-                if found > expected:
-                    raise changed(task, found)
+                count += len(chunk)
+                if count > expected:
+                    raise changed(task, count)
                 if sum(part.n_steps for part in waiting) >= self.block_steps:
                     yield _span(names), self._joined(waiting)
                     names, waiting = [], []
-        if found != expected:
-            raise changed(task, found)
+        if count != expected:
+            raise changed(task, count)
         if waiting:
             yield _span(names), self._joined(waiting)
 
@@ -197,11 +197,11 @@ class Source:
         return dataclasses.replace(join(parts), policies=self.policies, schedules=self.schedules)
 
 
-def changed(task: Task, found: int) -> ValueError:
+def changed(task: Task, count: int) -> ValueError:
     """Return the error for files that changed between two passes."""
     expected = task.episodes.stop - task.episodes.start
     return ValueError(
-        f"{task.name} had {expected} episodes in the first pass and {found} in a later one, or "
+        f"{task.name} had {expected} episodes in the first pass and {count} in a later one, or "
         "episodes of other policies: files must not change while they are read; close the "
         "recorder, and give functions that always make the same episodes"
     )
@@ -289,8 +289,8 @@ class _Part:
     """A section of a file, or what a function makes.
 
     Args:
-        name: of its file or function, for messages.
-        roster: of its episodes.
+        name: Name of its file or function, for messages.
+        roster: Roster of its episodes.
         content: the section without its policies and its table, or the function.
         counts: (B,) episodes of each block.
     """

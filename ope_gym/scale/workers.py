@@ -66,7 +66,7 @@ class Workers:
 
         Args:
             function: What is computed of an item.
-            items: To be computed.
+            items: Arguments of the tasks.
             threads: Whether threads can do the work at once, without waiting for each other: it is
                 our own code, which gives up the interpreter's lock wherever it takes long and
                 changes nothing that another thread sees. Nothing is then sent to a process.

@@ -28,7 +28,7 @@ class Answers:
         data: the episodes.
 
     Attributes:
-        near: by exponent, tempered weights (S,) of the steps that LinearQ was fitted with.
+        near: Tempered weights (S,) of the steps that LinearQ was fitted with, by exponent.
     """
 
     def __init__(self, target: Policy, data: Trajectories) -> None:
@@ -38,9 +38,9 @@ class Answers:
 
     def about(self, data: Trajectories) -> Answers:
         """Return the same answers about the same steps, whoever is said to have recorded them."""
-        found = Answers(self.target, data)
-        found._log_probs = self.log_probs
-        return found
+        answers = Answers(self.target, data)
+        answers._log_probs = self.log_probs
+        return answers
 
     @property
     def log_probs(self) -> FloatArray:

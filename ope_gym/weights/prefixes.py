@@ -29,7 +29,7 @@ class Prefixes:
         log_probs: (K, columns) the same under each behaviour.
         first: column of the first step.
         ids: own behaviour b of each trajectory.
-        offsets: of the trajectories, from 0 to m.
+        offsets: Offsets of the trajectories, from 0 to m.
         rho: (K,) share of the trajectories of each behaviour.
         limit: largest log-probability allowed.
         a: (m,) the reward parameter of "optimal".

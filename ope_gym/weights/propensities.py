@@ -48,7 +48,7 @@ class PropensityReport:
         together: whether that of all policies together is.
         support: by scheme, visited steps at which the target may choose an action that its own
             behaviour (basic), or every behaviour (fused, optimal), never would.
-        missing: by scheme, the share of the target's episodes that do so at some step.
+        missing: Share of the target's episodes that do so at some step, by scheme.
     """
 
     calibration: FloatArray
@@ -108,7 +108,7 @@ class StepRatios:
     the sum of squares nothing is said, since the next one may be larger still.
 
     Args:
-        scheme: of the weights.
+        scheme: Weighting scheme.
     """
 
     scheme: str
@@ -154,8 +154,8 @@ class PropensitySums:
         acted: (P,) steps.
         gaps: steps at which the target may act as their own behaviour never would, and as no
             behaviour would.
-        leaving: by scheme, the summed weights of the target's actions there.
-        staying: by scheme, the summed last weights of the episodes.
+        leaving: Summed weights of the target's actions there, by scheme.
+        staying: Summed last weights of the episodes, by scheme.
         finite: whether all action sets are finite, so that support is known.
         covered: whether all policies give every action some probability: then the sums do not
             depend on the target.
@@ -299,7 +299,7 @@ class PropensitySums:
         what is left at the end has weight w. Both sums have an expected value of n.
 
         Args:
-            scheme: of the weights.
+            scheme: Weighting scheme.
             log_weights: (S,).
             offsets: (n + 1,).
             lost: (2, S) as `update` returns it, or None.

@@ -37,7 +37,7 @@ def check_path(path: PathLike, append: bool | None, *, stacklevel: int) -> None:
     Args:
         path: The file.
         append: Whether to continue a file that exists; None continues it with a warning.
-        stacklevel: Of the warning.
+        stacklevel: Stack level of the warning.
     """
     name = os.fspath(path)
     if not name:

@@ -37,7 +37,7 @@ class Header(NamedTuple):
         observation_space: None if unknown.
         action_space: None if unknown.
         horizon: Time limit, None if there is none.
-        policies: By number.
+        policies: Policies by number.
         schedules: Which policy acts when, where policies change inside episodes.
         finite: Whether all observations and log-probabilities are finite.
     """

@@ -33,8 +33,8 @@ class Rows:
 
     Args:
         files: The files; none for a table in memory.
-        sizes: For each file, the rows of its row groups.
-        types: For each file, the types of its columns by name.
+        sizes: Rows of the row groups of each file.
+        types: Types of the columns of each file, by name.
         names: Names of the columns of the first file; one that is there twice is here twice.
         header: What ope_gym wrote beside the columns; None for tables of others.
         table: The table in memory, None for files.

@@ -34,7 +34,7 @@ class TableSection:
     Args:
         rows: Where the rows are.
         plan: The columns.
-        policies: By number.
+        policies: Policies by number.
         episodes: The episodes.
         blocks: (B + 1,) among these, the first episode of each block, and their number.
         first: Number of the first episode in the whole table.

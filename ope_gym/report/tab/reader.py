@@ -155,7 +155,7 @@ class Reader:
                 problems.append(f"{_KINDS[kind]} ({error})")
                 return None
 
-        steps = {found for kind in _FREE for found, _, _ in documents[kind]}
+        steps = {at for kind in _FREE for at, _, _ in documents[kind]}
         free: dict[str, Any] | None = None
         if steps:
             nearest = _nearest_step(steps, step)
