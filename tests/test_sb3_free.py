@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import math
+import os
+import pickle
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +27,9 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ope_gym.online import FreeEstimate
 from ope_gym.online.fresh import fresh_value
@@ -32,8 +38,11 @@ from ope_gym.report.free_values import in_words
 from wrappers.sb3 import OPECallback
 from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
 from wrappers.sb3.closing import closing_lines, leading, weighted_line
+from wrappers.sb3.convert import load_policy
 from wrappers.sb3.fresh import Tally
+from wrappers.sb3.saved import Patience, SavedModels
 from wrappers.sb3.schedule import affordable_spacing
+from wrappers.sb3.snapshots import snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -311,7 +320,7 @@ def test_the_closing_lines_name_the_policy_to_keep() -> None:
         level=0.95,
         regime="in-sample",
         deterministic=False,
-        saved="best/best_model.zip",
+        saved="It is in best/best_model.zip.",
     )
     assert lines[0].startswith("The policy after 200 timesteps is worth 49.0 (95 %: 43.0 to 55.0)")
     assert lines[1].startswith("The one to keep is the policy after 100 timesteps, worth 4")
@@ -331,13 +340,13 @@ def test_where_no_policy_stands_out_the_closing_lines_say_so() -> None:
     assert best.value == -200.0
     how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
     how["select"] = "value"
-    lines = closing_lines(last, best, **how, saved=None)
+    lines = closing_lines(last, best, **how, saved="")
     assert lines[1].startswith(
         "The best guess is the policy after 1 timesteps, worth -200.0 (95 %: -200.0 to -19"
     )
     assert lines[2].endswith("none was played for this.")
     learned = replace(last, timesteps=1, shares={"advantages": 0.3, "simulation": 0.7})
-    lines = closing_lines(learned, best, **how, saved=None)
+    lines = closing_lines(learned, best, **how, saved="")
     assert lines[1].startswith(
         "The best guess is this one: it has the highest value. Another may be better: of 3 it is"
     )
@@ -354,9 +363,7 @@ def test_a_choice_that_is_not_the_most_probable_is_called_the_safest() -> None:
         " The safest choice so far: its interval has the highest lower end."
     )
     assert leading(calm, calm.value) == " The best so far."
-    lines = closing_lines(
-        calm, found.best(), level=0.95, regime="", deterministic=False, saved=None
-    )
+    lines = closing_lines(calm, found.best(), level=0.95, regime="", deterministic=False, saved="")
     assert lines[1].startswith(
         "The safest choice is this one: its interval has the highest lower end. Another may be "
         "better: of 2 it is the best with probability 23."
@@ -370,11 +377,11 @@ def test_a_red_value_is_not_praised() -> None:
     found.add(red)
     assert leading(red, 159.0) == ""
     how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
-    assert closing_lines(red, found.best(), **how, saved="best_model.zip")[1] == (
+    assert closing_lines(red, found.best(), **how, saved="It is in best_model.zip.")[1] == (
         "No policy can be called the best: this one has a red value, but its interval has the "
         "highest lower end. It is in best_model.zip."
     )
-    later = closing_lines(estimate(3, 60.0, 1.0), found.best(), **how, saved=None)[1]
+    later = closing_lines(estimate(3, 60.0, 1.0), found.best(), **how, saved="")[1]
     assert later.startswith("No policy can be called the best: the one after 2 timesteps has a red")
 
 
@@ -452,6 +459,106 @@ def test_the_best_model_is_saved_and_told(tmp_path: Path) -> None:
     np.testing.assert_array_equal(saved["low"], [e.low for e in ope.evaluations])
     assert saved["results"].shape == saved["ep_lengths"].shape == (4, 1)
     assert not list((tmp_path / "logs").glob("*.part*"))
+
+
+@pytest.mark.parametrize("fails", ["makedirs", "fsync", "replace"])
+def test_a_full_disk_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Of the folders of models and evaluations; the files follow when there is room again."""
+    ope = OPECallback(
+        eval_freq=1, best_model_save_path=tmp_path, log_path=tmp_path, select="value", verbose=0
+    )
+    model, right, full = ppo(envs("CartPole-v1")), getattr(os, fails), [True]
+
+    model.set_logger(configure(None, []))  # SB3's own folders are not ours
+
+    def fail(*args: Any, **options: Any) -> Any:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return right(*args, **options)
+
+    class Room(BaseCallback):
+        def _on_step(self) -> bool:
+            full[0] = self.num_timesteps < 600
+            return True
+
+    monkeypatch.setattr(os, fails, fail)
+    with pytest.warns(UserWarning, match=r"cannot be written now: .*tries again") as seen:
+        model.learn(768, callback=CallbackList([Room(), ope]))
+    assert len(seen) == 2 + (fails == "makedirs")  # one for each file, or folder
+    assert sorted(os.listdir(tmp_path)) == ["best_model.zip", "evaluations.npz"]
+    assert ope.best is not None
+    assert PPO.load(tmp_path / "best_model.zip").num_timesteps == ope.best.timesteps
+    assert np.load(tmp_path / "evaluations.npz")["timesteps"].size == 6
+
+
+def test_tensorboard_that_failed_once_goes_on_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ppo(envs("CartPole-v1"))
+    model.set_logger(configure(str(tmp_path), ["tensorboard"]))
+    (output,) = model.logger.output_formats
+    writer: Any = output.writer  # type: ignore[attr-defined]
+    broken = writer.file_writer.event_writer
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(broken, "add_event", fail)
+    with pytest.warns(UserWarning, match="TensorBoard's file cannot be written now"):
+        model.learn(512, callback=OPECallback(eval_freq=1, verbose=0))
+    model.logger.close()
+    broken.close()
+    events = EventAccumulator(str(max(tmp_path.iterdir()))).Reload()
+    assert [e.step for e in events.Scalars("ope/provisional/value")] == [256, 384, 512]
+
+
+def test_the_best_model_has_its_normaliser_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = VecNormalize(envs("Pendulum-v1"))
+    model = ppo(env)
+    model.learn(512, callback=OPECallback(eval_freq=1, best_model_save_path=tmp_path))
+    path = tmp_path / "best_model.zip"
+    words = f"It is in {path}, its VecNormalize in {tmp_path / 'best_model_vecnormalize.pkl'}."
+    assert words in capsys.readouterr().out
+    loaded: Any = VecNormalize.load(
+        str(tmp_path / "best_model_vecnormalize.pkl"), envs("Pendulum-v1")
+    )
+    best = PPO.load(path, env=loaded, device="cpu")
+    expected = int(loaded.obs_rms.count)
+    assert expected == best.num_timesteps + 2  # the observations of all resets, roughly
+    assert load_policy(str(path)) == snapshot(best)
+
+    (tmp_path / "best_model_vecnormalize.pkl").write_bytes(b"of an earlier run")
+    ppo(envs("Pendulum-v1")).learn(128, callback=OPECallback(best_model_save_path=tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["best_model.zip"]  # it would mislead
+
+
+def test_two_trainings_with_one_folder_do_not_mix_their_models(tmp_path: Path) -> None:
+    """The second one of a pair is never that of another training."""
+    models: list[Any] = [ppo(VecNormalize(envs("Pendulum-v1"))) for _ in range(2)]
+    for i, model in enumerate(models):
+        model.num_timesteps = model.get_vec_normalize_env().obs_rms.count = i
+    several = [SavedModels(tmp_path, Patience()) for _ in models]
+
+    def save(i: int) -> None:
+        for _ in range(40):
+            several[i].keep(models[i], 1, best=True, pending=False)
+
+    threads = [threading.Thread(target=save, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+        read = PPO.load(tmp_path / "best_model.zip", device="cpu")
+        assert read.num_timesteps in (0, 1)
+    with open(tmp_path / "best_model_vecnormalize.pkl", "rb") as file:
+        assert (
+            pickle.load(file).obs_rms.count
+            == PPO.load(tmp_path / "best_model.zip", device="cpu").num_timesteps
+        )
 
 
 def test_evaluations_have_the_layout_of_eval_callback_where_episodes_are_played(

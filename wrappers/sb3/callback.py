@@ -30,7 +30,7 @@ from wrappers.sb3.episodes import HeldOutEpisodes, TrainingEpisodes
 from wrappers.sb3.free import FreeSteps
 from wrappers.sb3.fresh import Played, PredictedEpisodes
 from wrappers.sb3.logger import EvaluationLog
-from wrappers.sb3.saved import SavedModels, save_evaluations
+from wrappers.sb3.saved import Patience, SavedModels, make_folder, save_evaluations
 from wrappers.sb3.schedule import affordable_spacing
 from wrappers.sb3.snapshots import snapshot, why_no_snapshot, why_not_fixed, why_only_fresh
 
@@ -161,7 +161,8 @@ class OPECallback(EventCallback):
             check_path(path, append, stacklevel=3)
             self._file = EpisodeFile(path, patient=True)
         self._log_path = None if log_path is None else os.fspath(log_path)
-        self._models = SavedModels(best_model_save_path)
+        self._patience = Patience()
+        self._models = SavedModels(best_model_save_path, self._patience)
         self._seed, self._max_steps = seed, max_steps
         self._only_fresh = ""  # why, if so
         self._free: FreeSteps | None = None
@@ -175,7 +176,7 @@ class OPECallback(EventCallback):
         self._stop = False
         self._ended: list[BaseCallback] = []  # those that ended the training
         self._warned = False
-        self._log = EvaluationLog(self._level)
+        self._log = EvaluationLog(self._level, self._patience)
 
     # The record --------------------------------------------------------------------------
 
@@ -244,9 +245,8 @@ class OPECallback(EventCallback):
         self._open_record()
         if not self._only_fresh:
             self._free = self._new_steps()
-        if self._log_path is not None:
-            os.makedirs(self._log_path, exist_ok=True)
-        self._models.make_folder()
+        make_folder(self._log_path, self._patience)
+        make_folder(self._models.folder, self._patience)
         if self.callback_on_new_best is not None:
             self.callback_on_new_best.init_callback(model)
         if self._only_fresh and self.verbose:
@@ -410,7 +410,8 @@ class OPECallback(EventCallback):
         )
         self._choose(shown["fresh"] if self._deterministic else estimate)
         if self._log_path is not None:
-            save_evaluations(self._log_path, self.evaluations, self.settled, self._played)
+            with self._patience.writing(os.path.join(self._log_path, "evaluations.npz")):
+                save_evaluations(self._log_path, self.evaluations, self.settled, self._played)
         self._call(self.callback)
 
     def _play(self) -> Played | None:
@@ -500,7 +501,7 @@ class OPECallback(EventCallback):
             level=self._level,
             regime=regime,
             deterministic=self._deterministic,
-            saved=self._models.path,
+            saved=self._models.where,
             select=self._select,
         )
         print("\n".join(lines))

@@ -20,7 +20,7 @@ def closing_lines(
     level: float,
     regime: str,
     deterministic: bool,
-    saved: str | None,
+    saved: str,
     select: str = "lower",
 ) -> list[str]:
     """Return the answer first, then the best checkpoint, then what both rest on.
@@ -31,7 +31,7 @@ def closing_lines(
         level: Confidence level of the intervals.
         regime: Regime of the steps; "" if fresh episodes are all there is.
         deterministic: whether the fresh episodes were played without drawing actions.
-        saved: file of the best model, None if it is not kept.
+        saved: Where the best model is, in a sentence; "" if it is not kept.
         select: what the best policy was chosen by, "lower" or "value".
     """
     subject = "The deterministic policy" if deterministic else "The policy"
@@ -95,10 +95,10 @@ def no_value(timesteps: int) -> str:
 
 
 def _best_line(
-    best: BestCheckpoint, last: FreeEstimate, level: float, saved: str | None, select: str
+    best: BestCheckpoint, last: FreeEstimate, level: float, saved: str, select: str
 ) -> str:
     """Say which policy was chosen; the most probable one is praised, another is explained."""
-    where = "" if saved is None else f" It is in {saved}."
+    where = f" {saved}" if saved else ""
     if best.policies == 1:
         return f"No other policy was evaluated.{where}"
     e, this = best.estimate, best.timesteps == last.timesteps

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 import zipfile
+from types import SimpleNamespace
 from typing import Any
 
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
 
 from ope_gym.policies import Policy
 from wrappers.sb3.snapshots import snapshot
@@ -38,6 +41,7 @@ def policy_of(model: Any) -> Policy:
 def load_policy(path: str) -> Policy:
     """Return the policy of a model that was saved as a .zip file: PPO, A2C or DQN.
 
+    The statistics of a VecNormalize are those of `NAME_vecnormalize.pkl` beside `NAME.zip`.
     As with `PPO.load`, loading runs code in the file: load only files that you trust.
     """
     try:
@@ -50,6 +54,14 @@ def load_policy(path: str) -> Policy:
         raise ValueError(
             f"{path} holds neither PPO, A2C nor DQN: load the model yourself and give it instead"
         )
+    statistics = f"{os.path.splitext(path)[0]}_vecnormalize.pkl"
+    if os.path.exists(statistics):
+        model = kind.load(path, device="cpu")
+        env: Any = SimpleNamespace(  # the statistics need no environment
+            num_envs=1, observation_space=model.observation_space, render_mode=None
+        )
+        model._vec_normalize_env = VecNormalize.load(statistics, env)
+        return snapshot(model)
     if saved.get("_last_original_obs") is not None:
         both = (
             f"model = {kind.__name__}.load(path, env=VecNormalize.load(statistics, env)), "
@@ -57,8 +69,8 @@ def load_policy(path: str) -> Policy:
         )
         if kind is not DQN:
             raise ValueError(
-                f"{path} was trained with VecNormalize, whose statistics are in another file: load "
-                f"both, {both}"
+                f"{path} was trained with VecNormalize, whose statistics are in another file, but "
+                f"not in {statistics}: load both, {both}"
             )
         # off-policy algorithms keep the original observation of a step in any case
         warnings.warn(

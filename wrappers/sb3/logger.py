@@ -6,7 +6,8 @@ without the callback. Each output gets rows of its own instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.logger import DISABLED, KVWriter, Logger, TensorBoardOutputFormat
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ope_gym.online import FreeEstimate
     from ope_gym.policies import Policy
     from ope_gym.results import Evaluation
+    from wrappers.sb3.saved import Patience
 
 __all__ = ["EvaluationLog"]
 
@@ -29,10 +31,11 @@ class EvaluationLog:
 
     Args:
         level: of the intervals.
+        patience: with a disk that is full.
     """
 
-    def __init__(self, level: float) -> None:
-        self._level = level
+    def __init__(self, level: float, patience: Patience) -> None:
+        self._level, self._patience = level, patience
         self._writers: dict[Any, FreeWriter] = {}  # one for each summary writer
 
     def add(self, logger: Logger, estimates: Mapping[str, FreeEstimate]) -> None:
@@ -50,11 +53,13 @@ class EvaluationLog:
             values |= free_scalars(estimate, kind)
         for output in logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
-                for kind, estimate in estimates.items():
-                    self._writer(output.writer).add(estimate, kind)
-                output.writer.flush()
+                with self._writing(output):
+                    for kind, estimate in estimates.items():
+                        self._writer(output.writer).add(estimate, kind)
+                    output.writer.flush()
             elif isinstance(output, KVWriter):
-                output.write(values, dict.fromkeys(values, ()), step)
+                with self._patience.writing(type(output).__name__):
+                    output.write(values, dict.fromkeys(values, ()), step)
 
     def report(
         self,
@@ -68,8 +73,20 @@ class EvaluationLog:
         """Write the closing report to TensorBoard, if that is one of the outputs."""
         for output in logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
-                writer = EvaluationWriter(output.writer, layout=False)
-                writer.add_report(evaluation, step, hparams, overlap=overlap(data, policy))
+                with self._writing(output):
+                    writer = EvaluationWriter(output.writer, layout=False)
+                    writer.add_report(evaluation, step, hparams, overlap=overlap(data, policy))
+
+    @contextlib.contextmanager
+    def _writing(self, output: TensorBoardOutputFormat) -> Iterator[None]:
+        """Have patience with TensorBoard: a writer that failed once fails for ever."""
+        writer: Any = output.writer
+        with self._patience.writing("TensorBoard's file"):
+            try:
+                yield
+            except OSError:
+                writer.file_writer = writer.all_writers = None  # the next event opens another file
+                raise
 
     def _writer(self, summary_writer: Any) -> FreeWriter:
         if summary_writer not in self._writers:

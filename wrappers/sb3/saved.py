@@ -1,5 +1,8 @@
 """Files of a run: its best model, and evaluations.npz as EvalCallback writes it, and more.
 
+Each is written as a whole, and one that cannot be written, as on a full disk, ends no training: a
+warning says so once, and the next evaluation tries again.
+
 EvalCallback's keys are `timesteps` (n,), `results` and `ep_lengths` (n, episodes), and `successes`
 where the environment tells. `results` are the returns of the fresh episodes; without any they are
 the values, one a row, and `ep_lengths` are unknown (NaN). Ours are `value`, `low`, `high` and
@@ -8,20 +11,60 @@ the values, one a row, and `ep_lengths` are unknown (NaN). Ours are `value`, `lo
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.files import in_place_of, write_file
 from ope_gym.online import FreeEstimate
 from wrappers.sb3.fresh import Played
 
-__all__ = ["SavedModels", "save_evaluations"]
+__all__ = ["Patience", "SavedModels", "make_folder", "save_evaluations"]
 
 _COLUMNS = ("value", "low", "high", "standard_error")
+
+
+class Patience:
+    """Warns of what cannot be written, once until it can be, in place of ending the training."""
+
+    def __init__(self) -> None:
+        self._failing: set[str] = set()
+
+    @contextlib.contextmanager
+    def writing(self, what: str, *, fatal: tuple[type[OSError], ...] = ()) -> Iterator[None]:
+        """Warn of errors of the file system in this block, but for the fatal ones."""
+        try:
+            yield
+        except fatal:
+            raise
+        except OSError as error:
+            if what not in self._failing:
+                self._failing.add(what)
+                warnings.warn(
+                    f"{what} cannot be written now: {error}. The training goes on, and the next "
+                    "evaluation tries again",
+                    UserWarning,
+                    stacklevel=5,
+                )
+        else:
+            self._failing.discard(what)
+
+
+def make_folder(folder: str | None, patience: Patience) -> None:
+    """Make a folder if it is not there; one that can never be made is an error."""
+    if folder is not None:
+        mistakes = (FileExistsError, NotADirectoryError, PermissionError)
+        with patience.writing(folder, fatal=mistakes):
+            os.makedirs(folder, exist_ok=True)
 
 
 def save_evaluations(
@@ -30,7 +73,7 @@ def save_evaluations(
     settled: Sequence[FreeEstimate],
     played: Sequence[Played],
 ) -> None:
-    """Write evaluations.npz anew; a process that is killed leaves the old one or the new one.
+    """Write evaluations.npz anew.
 
     Args:
         folder: where it goes.
@@ -51,10 +94,10 @@ def save_evaluations(
         columns[name] = [getattr(e, name) for e in evaluations]
         columns[f"settled_{name}"] = [getattr(e, name) for e in settled]
     columns["settled_timesteps"] = [e.timesteps for e in settled]
-    path = os.path.join(folder, "evaluations.npz")
-    half = f"{path}.part.npz"
-    np.savez(half, **columns)
-    os.replace(half, path)
+    content = io.BytesIO()
+    np.savez(content, **columns)
+    os.makedirs(folder, exist_ok=True)
+    write_file(os.path.join(folder, "evaluations.npz"), content.getvalue())
 
 
 def _padded(rows: list[list[bool]]) -> NDArray[Any]:
@@ -65,26 +108,54 @@ def _padded(rows: list[list[bool]]) -> NDArray[Any]:
     return np.array([[*map(float, row), *[np.nan] * (width - len(row))] for row in rows])
 
 
+@dataclass(frozen=True)
+class _Model:
+    """What `save` writes of a model, and the VecNormalize that it was trained with, if any."""
+
+    content: bytes
+    normaliser: bytes | None
+
+    @classmethod
+    def of(cls, model: Any) -> _Model:
+        """Take a model as it is now."""
+        content, env = io.BytesIO(), model.get_vec_normalize_env()
+        model.save(content)
+        return cls(content.getvalue(), None if env is None else cloudpickle.dumps(env))
+
+
 class SavedModels:
     """Keeps the best model in a file, and those in memory that may still turn out to be the best.
 
+    The statistics of a VecNormalize are part of a policy: they go to a file beside the model, as
+    `VecNormalize.load` reads it.
+
     Args:
         folder: where `best_model.zip` goes; None to keep nothing.
+        patience: with a disk that is full.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
-        self._folder = None if folder is None else os.fspath(folder)
-        self._held: dict[int, bytes] = {}  # by timesteps
+    def __init__(self, folder: str | os.PathLike[str] | None, patience: Patience) -> None:
+        self.folder = None if folder is None else os.fspath(folder)
+        self._patience = patience
+        self._held: dict[int, _Model] = {}  # by timesteps
+        self._due: _Model | None = None  # could not be written yet
+        self._beside = False  # whether the statistics of a VecNormalize are beside the model
 
     @property
-    def path(self) -> str | None:
-        """The file of the best model."""
-        return None if self._folder is None else os.path.join(self._folder, "best_model.zip")
+    def _paths(self) -> tuple[str, str]:
+        stem = os.path.join(self.folder or "", "best_model")
+        return f"{stem}.zip", f"{stem}_vecnormalize.pkl"
 
-    def make_folder(self) -> None:
-        """Make the folder if it is not there."""
-        if self._folder is not None:
-            os.makedirs(self._folder, exist_ok=True)
+    @property
+    def where(self) -> str:
+        """Where the best model is, in a sentence; "" if it is not kept."""
+        model, statistics = self._paths
+        if self.folder is None:
+            return ""
+        if self._due is not None:
+            return f"It could not be written to {model}."
+        beside = f", its VecNormalize in {statistics}" if self._beside else ""
+        return f"It is in {model}{beside}."
 
     def keep(self, model: Any, timesteps: int, *, best: bool, pending: bool) -> None:
         """Keep a model as it is now.
@@ -95,27 +166,56 @@ class SavedModels:
             best: whether it is the best so far, and goes to the file.
             pending: whether more may be known of it later.
         """
-        if self._folder is None or not (best or pending):
+        if self.folder is None:
             return
-        data = io.BytesIO()
-        model.save(data)
-        if best:
-            self._write(data.getvalue())
-        if pending:
-            self._held[timesteps] = data.getvalue()
+        if best or pending:
+            saved = _Model.of(model)
+            if best:
+                self._due = saved
+            if pending:
+                self._held[timesteps] = saved
+        self.write()
 
     def promote(self, timesteps: int) -> None:
         """Write a model that has turned out to be the best."""
         if timesteps in self._held:
-            self._write(self._held[timesteps])
+            self._due = self._held[timesteps]
+            self.write()
 
     def hold(self, timesteps: set[int]) -> None:
         """Drop all models but these."""
-        self._held = {t: data for t, data in self._held.items() if t in timesteps}
+        self._held = {t: model for t, model in self._held.items() if t in timesteps}
 
-    def _write(self, data: bytes) -> None:
-        assert self.path is not None
-        half = f"{self.path}.part"
-        with open(half, "wb") as file:
-            file.write(data)
-        os.replace(half, self.path)
+    def write(self) -> None:
+        """Write the best model if its file is an older one."""
+        if self.folder is None or self._due is None:
+            return
+        model, statistics = self._paths
+        with self._patience.writing(model):
+            os.makedirs(self.folder, exist_ok=True)
+            with _alone_in(self.folder), in_place_of(model) as zipped:
+                zipped.write_bytes(self._due.content)
+                if self._due.normaliser is None:  # that of an earlier run would mislead
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(statistics)
+                else:
+                    write_file(statistics, self._due.normaliser)
+            self._beside = self._due.normaliser is not None
+            self._due = None
+
+
+@contextlib.contextmanager
+def _alone_in(folder: str) -> Iterator[None]:
+    """Keep other trainings from replacing files of a folder, so that pairs stay together."""
+    if sys.platform == "win32":  # no locks of folders there
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -78,7 +78,7 @@ def observation_normaliser(model: Any) -> VecNormalize | None:
     if env is None or not env.norm_obs:
         return None
     outermost: object = model.get_env()
-    if outermost is not env:
+    if outermost is not None and outermost is not env:  # a loaded model has no environment
         raise ValueError(
             f"the training env is {type(outermost).__name__} around VecNormalize: a snapshot of "
             "the policy cannot contain what it does to normalised observations. Put VecNormalize "
