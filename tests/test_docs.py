@@ -175,7 +175,7 @@ def test_commands_exist() -> None:
 
 def test_commands_in_the_text_exist() -> None:
     for name, page in PAGES.items():
-        if name in ("reproduction", "benchmarks"):
+        if name == "benchmarks":
             continue  # written by commands
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
         for path in re.findall(r"`(?:python )?((?:examples|docs|benchmarks|tests)/[\w./]+)", text):

@@ -428,7 +428,7 @@ def test_command_writes_the_report_beside_the_results(
 ) -> None:
     for path in results.glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    page = Path("docs/reproduction.md")
+    page = Path("studies/reports/reproduction.md")
     before = page.read_bytes() if page.exists() else b""
     assert main(["report", "--out", str(tmp_path)]) == 0
     assert ", ".join(LABELS) in capsys.readouterr().out
