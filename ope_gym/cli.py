@@ -90,11 +90,18 @@ def main(words: Sequence[str] | None = None) -> int:
         again = "; give the same command to go on" if values.get("state") else ""
         print(f"\nstopped{again}", file=sys.stderr)
         return stopping.exit_code()
-    except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
+    except BaseException as error:  # whatever environments and policies of others raise
         stopping.raise_if_stopped()
-        print(f"{_program()}: {as_options(str(error), values)}", file=sys.stderr)
-        return _UNABLE_TO_GATE if name == "gate" else _WRONG
+        if sys.flags.dev_mode or (isinstance(error, SystemExit) and not values):  # of --help
+            raise
+        print(f"{_program()}: {as_options(stopping.in_one_line(error), values)}", file=sys.stderr)
+        return unable(name)
     return result.code
+
+
+def unable(name: str) -> int:
+    """Return the exit code of a command that could not be run."""
+    return _UNABLE_TO_GATE if name == "gate" else _WRONG
 
 
 def load(name: str) -> Command:
@@ -124,8 +131,10 @@ def _program() -> str:
 
 
 def _print(text: str) -> None:
-    """Print to a reader that may have gone, as `head` does."""
+    """Print to a reader that may have gone, as `head` does; names from files cannot act on it."""
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(stopping.escaped(text), flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        if not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, "standard output") from error

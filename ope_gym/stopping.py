@@ -1,4 +1,4 @@
-"""End commands on Ctrl-C and SIGTERM with one line, and with the exit code that shells expect.
+"""End commands with one line, whatever ends them, and with the exit code that shells expect.
 
 While a command imports its modules, a signal ends the process at once: there is nothing to close.
 From then on it is a KeyboardInterrupt where the command is, so that files are closed, workers ended
@@ -16,10 +16,14 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+# Errors whose message says what is wrong; of others it may be as little as a key.
+_TELLING = (ValueError, TypeError, OSError, RuntimeError, ImportError)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received = 0  # the last signal that was raised; 0 if there is none
 _holds = False  # whether `held_back` holds signals back
@@ -36,19 +40,41 @@ def leave_at_once() -> None:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run a command, raise signals there as KeyboardInterrupt, and exit."""
+    """Run a command, raise signals there as KeyboardInterrupt, and exit: with 2 on an error."""
     try:
         _handle(_raise)
         code = main()
     except BaseException as error:
-        if not (_received or isinstance(error, KeyboardInterrupt)):
+        stopped = bool(_received) or isinstance(error, KeyboardInterrupt)
+        if isinstance(error, SystemExit) or (sys.flags.dev_mode and not stopped):
             raise
         _handle(signal.SIG_IGN)
-        reason = "" if isinstance(error, KeyboardInterrupt) else f": {error}"
-        print(f"\nstopped{reason}", file=sys.stderr)
-        code = exit_code()
+        reason = "" if isinstance(error, KeyboardInterrupt) else f": {in_one_line(error)}"
+        print(f"\nstopped{reason}" if stopped else Path(sys.argv[0]).name + reason, file=sys.stderr)
+        code = exit_code() if stopped else 2
     _handle(signal.SIG_IGN)  # nothing is left to stop
     sys.exit(code)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what went wrong in a line; where its message alone says little, also where it was."""
+    words = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        words = f"{error.filename}: {error.strerror}".removeprefix("None: ")
+    if not words or not isinstance(error, _TELLING):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"{type(error).__name__}: {words}".removesuffix(": ")
+        words += f" ({Path(frame.filename).name}, line {frame.lineno}; python -X dev shows more)"
+    return escaped(words)
+
+
+def escaped(text: str) -> str:
+    r"""Return text that a terminal takes for text: control and other unseen characters as escapes.
+
+    >>> print(escaped("\x1b[2Jred"))
+    \x1b[2Jred
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def raise_if_stopped() -> None:

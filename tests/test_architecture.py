@@ -18,12 +18,22 @@ HEAVY = {"torch", "scipy", "numba", "llvmlite", "tensorboard", "matplotlib", "pa
 HEAVY |= {"pyarrow", "polars"}
 
 # Room by room: what a file there may import of ope_gym, beside its own room.
-FLOOR = {"arrays", "kernels", "batches", "files", "verdict"}
+FLOOR = {"arguments", "arrays", "kernels", "batches", "files", "verdict"}
 STORED = FLOOR | {"policies", "data"}
-SUMS = {"arrays", "kernels", "options", "results", "estimators", "inference", "verdict"}
+SUMS = {
+    "arguments",
+    "arrays",
+    "kernels",
+    "options",
+    "results",
+    "estimators",
+    "inference",
+    "verdict",
+}
 WEIGHED = STORED | {"options", "weights", "models"}
 MAY_IMPORT = {
-    "arrays": {"kernels"},
+    "arguments": set(),
+    "arrays": {"arguments", "kernels"},
     "compiling": set(),
     "kernels": {"compiling"},
     "batches": set(),
@@ -31,7 +41,7 @@ MAY_IMPORT = {
     "verdict": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},
-    "options": {"arrays", "inference"},
+    "options": {"arguments", "arrays", "inference"},
     "weights": STORED | {"options"},
     "models": STORED | {"options", "weights"},
     "results": SUMS | {"report"},
@@ -50,7 +60,7 @@ MAY_IMPORT = {
 EVERYTHING = {"__init__", "__main__", "cli", "commands"}
 
 # Folder by folder: what the packages around ope_gym may import of it.
-RECORDS = {"arrays", "batches", "data", "files", "policies", "verdict"}
+RECORDS = {"arguments", "arrays", "batches", "data", "files", "policies", "verdict"}
 AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},

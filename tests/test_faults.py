@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -30,9 +31,13 @@ from numpy.testing import assert_array_equal
 import wrappers
 import wrappers.vector
 from benchmarks import soak
-from ope_gym import batches
+from ope_gym import batches, duel
+from ope_gym.analysis import duel_state
+from ope_gym.analysis.duel import Duel
+from ope_gym.cli import main
 from ope_gym.data import space_json
 from ope_gym.data.buffer import TrajectoryBuffer
+from ope_gym.data.database import connect
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.files import write_file
@@ -40,6 +45,7 @@ from ope_gym.policies import LinearSigmoid, Policy, Uniform
 from ope_gym.stopping import held_back
 from tests.scripted_envs import ScriptedEnv, script
 from tests.test_architecture import sources, tops
+from tests.test_duel import Coin, leaning, recorded_coins
 
 ROOT = Path(__file__).parents[1]
 SIGMOID = LinearSigmoid(np.array([0.5, -0.5, 0.25]))
@@ -464,6 +470,177 @@ def test_a_dtype_is_one_of_a_list(kind: str, dtype: Any) -> None:
 def test_bounds_fit_their_dtype() -> None:
     with pytest.raises(ValueError, match="low of a Box do not fit its dtype float32"):
         space_json.space_from_json({**box(2, dtype="float32"), "low": -1e308})
+
+
+# Commands ------------------------------------------------------------------------------------
+
+
+class Broken(Coin):
+    """A coin that raises at its third step."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.steps, self.error = itertools.count(), error
+
+    def step(self, action: int) -> Any:
+        if next(self.steps) == 2:
+            raise self.error
+        return super().step(action)
+
+
+@pytest.fixture
+def coins(tmp_path: Path) -> list[str]:
+    """Words of a gate of coins, without --env."""
+    recorded_coins().save(tmp_path / "coins.ope")
+    return ["gate", str(tmp_path / "coins.ope"), "--bounds", "0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("reward"), "KeyError: 'reward' (test_faults.py, line "),
+        (MemoryError(), "MemoryError (test_faults.py, line "),
+        (SystemExit(1), "SystemExit: 1 (test_faults.py, line "),
+        (GeneratorExit(), "GeneratorExit ("),
+        (ValueError("a\nb \x1b[2Jc"), "a b \\x1b[2Jc"),
+        (ValueError(), "ValueError (test_faults.py, line "),
+        (ExceptionGroup("both", [ValueError()]), "ExceptionGroup: both "),
+        (OSError(5, "broken", "disk"), "disk: broken"),
+    ],
+)
+def test_whatever_an_environment_raises_is_no_verdict(
+    coins: list[str], error: BaseException, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gym.register("Broken-v0", lambda **_: Broken(error), disable_env_checker=True)
+    try:
+        assert main([*coins, "--env", "Broken-v0"]) == 3
+    finally:
+        del gym.registry["Broken-v0"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"python -m ope_gym: {words}")
+
+
+def broken() -> Any:
+    """Stand for a function that makes a policy, for the command line."""
+    raise KeyError("weights")
+
+
+def test_other_commands_have_code_2(coins: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("evaluate", "distribution", "plan"):
+        assert main([command, coins[1], "--target", "tests.test_faults:broken"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("python -m ope_gym: KeyError: 'weights' (test_faults.py, line ")
+
+
+def test_a_full_standard_output_is_an_error(coins: list[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no such device")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "ope_gym", "info", coins[1]]
+        run = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 2
+    assert run.stderr.splitlines() == [
+        "python -m ope_gym: standard output: No space left on device"
+    ]
+
+
+# The state of a duel -------------------------------------------------------------------------
+
+
+def close_duel(**terms: Any) -> Duel:
+    return duel(leaning(0.5), leaning(0.501), bounds=(0, 2), limit=10**6, **terms)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\0" * 5000, b"\xff\xfe", b"SQLite format 3\0"])
+def test_what_is_no_state_of_a_duel(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state").write_bytes(content)
+    with pytest.raises(ValueError, match="is not the state of a duel: give another file"):
+        close_duel(state=tmp_path / "state")
+    assert (tmp_path / "state").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE duel",
+        "UPDATE duel SET terms = '[]'",
+        'UPDATE duel SET terms = \'{"rules": 3, "policies": {}}\'',
+        "UPDATE episodes SET round = 7",
+        "UPDATE episodes SET policy = 'c'",
+        "UPDATE episodes SET policy = 'a'",
+        "UPDATE episodes SET total = 'x'",
+    ],
+)
+def test_a_forged_state_is_refused(tmp_path: Path, change: str) -> None:
+    played = close_duel()
+    played.play(Coin(), 6)
+    played.save(tmp_path / "state")
+    with contextlib.closing(sqlite3.connect(tmp_path / "state", isolation_level=None)) as db:
+        db.execute(change)
+    with pytest.raises(ValueError, match="is not the state of a duel"):
+        close_duel(state=tmp_path / "state")
+
+
+def test_a_full_disk_keeps_what_a_duel_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, played, env = tmp_path / "state", close_duel(), Coin()
+    played.play(env, 10)
+    played.save(path)
+
+    def full(*args: Any) -> sqlite3.Connection:
+        db = connect(*args)
+        db.execute("PRAGMA max_page_count=4")
+        return db
+
+    monkeypatch.setattr(duel_state, "connect", full)
+    played.play(env, 500)
+    with pytest.raises(OSError, match="No space left on device"):
+        played.save(path)
+    monkeypatch.undo()
+    assert close_duel(state=path).episodes == 10
+    played.save(path)  # there is room again
+    assert close_duel(state=path).to_dict() == played.to_dict()
+
+
+def test_two_duels_do_not_mix_in_a_file(tmp_path: Path) -> None:
+    first, env = close_duel(), Coin()
+    first.play(env, 2)
+    first.save(tmp_path / "state")
+    second = close_duel(state=tmp_path / "state")
+    for player in (first, second):
+        player.play(env, 2)
+    first.save(tmp_path / "state")
+    with pytest.raises(RuntimeError, match="holds 4 episodes where 2 are expected: another duel"):
+        second.save(tmp_path / "state")
+
+
+_PLAY = """
+import sys
+from tests.test_faults import *
+played, env = close_duel(state=sys.argv[1]), Coin()
+while True:
+    played.play(env, 1)
+    played.save(sys.argv[1])
+    print(played.episodes, flush=True)
+"""
+
+
+@posix
+def test_a_killed_duel_loses_nothing(tmp_path: Path) -> None:
+    path, announced = tmp_path / "state", 0
+    for _ in range(2):
+        command = [sys.executable, "-W", "ignore", "-c", _PLAY, str(path)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert int(process.stdout.readline()) > announced
+            time.sleep(0.2)
+            process.kill()
+            lines = process.stdout.read().splitlines(keepends=True)
+        announced = max([announced, *(int(line) for line in lines if line.endswith("\n"))])
+        assert close_duel(state=path).episodes >= announced
+    whole, again = close_duel(), close_duel(state=path)
+    whole.play(Coin(), again.episodes)
+    assert again.to_dict() == whole.to_dict()
 
 
 # Memory --------------------------------------------------------------------------------------

@@ -8,16 +8,16 @@ have the argument.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ope_gym.analysis import duel_state
 from ope_gym.analysis.duel_rules import Rules, RuleValues
+from ope_gym.arguments import path_of
 from ope_gym.data import spaces
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.files import write_file
 from ope_gym.inference.intervals import Interval
 from ope_gym.inference.rounds import Rounds
 from ope_gym.inference.sequences import Assumed
@@ -73,6 +73,8 @@ class Duel:
             limit=rules.limit,
         )
         self._rounds: list[dict[str, Played]] = []
+        self._episodes: list[duel_state.Row] = []  # of all rounds, in their order
+        self._saved: tuple[Path, int] | None = None  # where, and how many of them
         self._open: dict[str, Played] = {}
         self._kind: str | None = None  # of episodes: "trajectories" or "returns"
         self._plan = self._sequence.plan()
@@ -136,8 +138,12 @@ class Duel:
                 f"{self._kind}: a mixture makes it invalid; give all episodes as trajectories, or "
                 "all as returns"
             )
-        self._open[policy] = self._outcome(policy, episode)
-        self._kind = kind
+        self._take(policy, self._outcome(policy, episode), kind)
+
+    def _take(self, policy: str, episode: Played, kind: str) -> None:
+        """Add an episode to the open round, and close it if that was its last."""
+        self._episodes.append(duel_state.Row(len(self._rounds), policy, kind, *episode))
+        self._open[policy], self._kind = episode, kind
         if self._plan.single[0] or len(self._open) == len(NAMES):
             self._close(self._open)
             self._open = {}
@@ -273,7 +279,7 @@ class Duel:
     @property
     def episodes(self) -> int:
         """How many fresh episodes were played."""
-        return sum(map(len, self._rounds)) + len(self._open)
+        return len(self._episodes)
 
     @property
     def difference(self) -> float:
@@ -300,8 +306,7 @@ class Duel:
         """Return plain numbers and strings: terms, decision, and every round."""
         ends = self.interval
         return {
-            "rules": self.rules.to_dict(),
-            "policies": {name: _digest(policy) for name, policy in self._policies.items()},
+            **self._terms(),
             "decision": self.decision,
             "verdict": self.verdict.to_dict(),
             "difference": self.difference if self._rounds else None,
@@ -311,32 +316,51 @@ class Duel:
             "open": dict(self._open),
         }
 
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return `to_dict` as JSON text, and write it to `path` if one is given."""
+        return text.to_json(self.to_dict(), path)
+
+    def _terms(self) -> dict[str, Any]:
+        """Return what must not change during a duel."""
+        digests = {name: _digest(policy) for name, policy in self._policies.items()}
+        return {"rules": self.rules.to_dict(), "policies": digests}
+
     def save(self, path: str | Path) -> None:
-        """Write the state to a JSON file, to go on with `ope_gym.duel(..., state=path)`."""
-        write_file(path, json.dumps(self.to_dict(), indent=1) + "\n")
+        """Keep the state in a file, to go on with `ope_gym.duel(..., state=path)`.
+
+        Saving again to the same file adds the new episodes; a crash loses none that were saved.
+        """
+        where = Path(path_of("path", path))
+        if self._saved is not None and self._saved[0] == where and duel_state.holds_state(where):
+            first = self._saved[1]
+            duel_state.append(where, first, self._episodes[first:])
+        else:
+            duel_state.create(where, self._terms(), self._episodes)
+        self._saved = where, len(self._episodes)
 
     def restore(self, path: str | Path) -> None:
         """Take the rounds of a saved duel, or raise if it had other rules or policies."""
-        saved = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not {"rules", "policies", "kind", "rounds", "open"} <= saved.keys():
-            raise ValueError(f"{path} is not the state of a duel: give another file")
+        terms, episodes = duel_state.read(path)
         for name, value in self.rules.to_dict().items():
-            if saved["rules"][name] != value:
+            if (then := terms["rules"].get(name)) != value:
                 raise ValueError(
-                    f"{name} is {value!r}, but {path} was begun with {saved['rules'][name]!r}: "
+                    f"{name} is {value!r}, but {path} was begun with {then!r}: "
                     "rules that change during a duel void it; give the same, or begin anew with "
                     "another file"
                 )
         for name, policy in self._policies.items():
-            now, then = _digest(policy), saved["policies"][name]
+            now, then = _digest(policy), terms["policies"].get(name)
             if None not in (now, then) and now != then:
                 raise ValueError(
                     f"policy {name!r} is not the one that state was begun with: give the same, or "
                     "begin anew with another file"
                 )
-        for played in saved["rounds"]:
-            self._close(_unlisted(played))
-        self._open, self._kind = _unlisted(saved["open"]), saved["kind"]
+        for number, policy_name, kind, total, log_ratio in episodes:
+            alone = self._plan.single[0] and policy_name != self._whom()
+            if number != self.rounds or policy_name in self._open or alone:
+                raise duel_state.foreign(path)
+            self._take(policy_name, Played(total, log_ratio), kind)
+        self._saved = Path(path), len(episodes)
 
 
 def duel(
@@ -367,7 +391,7 @@ def duel(
     if source is not None and source.data is not None:
         terms.check(source.data)
     result = Duel((_policy(a, "a", source), _policy(b, "b", source)), terms)
-    if state is not None and Path(state).exists():
+    if state is not None and duel_state.holds_state(path_of("state", state)):
         result.restore(state)
     return result
 
@@ -378,10 +402,6 @@ def _policy(target: Target, name: str, source: Source | None) -> Policy:
     if isinstance(target, int | str):
         raise ValueError(f"{name} is {target!r}, but there are no data: give a policy, or data")
     return check_target(target, name)
-
-
-def _unlisted(saved: dict[str, list[float]]) -> dict[str, Played]:
-    return {name: Played(*episode) for name, episode in saved.items()}
 
 
 def _digest(policy: Policy) -> str | None:

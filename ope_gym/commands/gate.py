@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import ope_gym
@@ -39,7 +38,7 @@ def gate(
     env: Annotated[str, "ID"],
     new: Policy = "last",
     old: Policy = "previous",
-    state: Path | None = None,
+    state: Output | None = None,
     json: Output | None = None,
     **options: Any,
 ) -> CommandResult:
@@ -81,7 +80,7 @@ def gate(
     limit = 2 * duel.rules.limit
     try:
         made = gym.make(env)
-    except (gym.error.Error, ImportError) as error:
+    except (gym.error.Error, ImportError, ValueError) as error:
         raise ValueError(f"--env {env}: {error}") from None
     with progress_bar("episodes", limit) as bar:
         bar.update(duel.episodes)
@@ -93,7 +92,7 @@ def gate(
     made.close()
     outcome = {True: Outcome.PASS, False: Outcome.FAIL, None: Outcome.UNDECIDED}[duel.not_worse()]
     names = _name(source, policy, new), _name(source, rival, old)
-    return CommandResult(_worded(duel, *names), [(json, duel.save)], outcome)
+    return CommandResult(_worded(duel, *names), [(json, duel.to_json)], outcome)
 
 
 def previous_policy(source: Source) -> int:

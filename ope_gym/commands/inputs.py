@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
+from ope_gym.arguments import shortened
 from ope_gym.data.paths import is_uri
 from ope_gym.inference.intervals import KINDS, Betting, Bootstrap, IntervalKind
 from ope_gym.options import Q_MODELS, Compute, Options, OptionValues, Weighting
@@ -191,12 +192,15 @@ class Recorded:
 
 
 def imported(place: str) -> Any:
-    """Return what "package.module:name" names; modules in the current folder are found too."""
+    """Return the function that "package.module:name" names; the current folder is searched too."""
     module, _, name = place.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
+        if callable(function):
+            return function
+        raise ValueError(f"{name} is {shortened(function)}, not a function")
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{place}: give package.module:function, which can be imported here ({error})"
