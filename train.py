@@ -43,7 +43,6 @@ from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
 from ope_gym.commands.inputs import Choices, Name, Output, folder
 from ope_gym.commands.signature import Command, as_options, described
-from ope_gym.compiling import compilation_shown
 from ope_gym.estimators.table import estimator_names
 from ope_gym.inference.intervals import KINDS
 from ope_gym.options import Q_MODELS, Options
@@ -259,8 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     env = make_env(args, args.recorded, held_out=args.held_out, path=logdir / "episodes.ope")
     run = Run(args, agent, env, logdir, np.random.default_rng(args.seed))
     try:
-        with compilation_shown(args.quiet):
-            return conduct(run)
+        return conduct(run)
     except KeyboardInterrupt:
         recorded = logdir / "episodes.ope"
         where = f"the episodes are in {recorded}" if recorded.exists() else "nothing was recorded"

@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Any
 
 from ope_gym import __version__, stopping
 from ope_gym.commands.signature import Command, UsageError, as_options, described
-from ope_gym.compiling import compilation_shown
 
 if TYPE_CHECKING:
     from ope_gym.commands.inputs import CommandResult
@@ -80,8 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
         command = load(name)
         values = command.parse(rest)
         _keep_recordings(values)
-        with compilation_shown():
-            result: CommandResult = command.call(values)
+        result: CommandResult = command.call(values)
         _print(result.text)
         for path, write in result.writes:
             if path is not None:

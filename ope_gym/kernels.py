@@ -20,9 +20,6 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from ope_gym import compiling
-
-compiling.watch()
 F = TypeVar("F", bound=Callable[..., object])
 
 # Flags of LLVM's fast arithmetic. All of them at once ("fastmath=True") would assume that there is

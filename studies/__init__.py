@@ -65,13 +65,6 @@ STUDIES = {
         takes="5 minutes",
         also=("outside",),
     ),
-    "beyond": Plan(
-        "estimators with a q model against NFIS",
-        runs=400,
-        chunk=10,
-        takes="an hour",
-        also=("outside",),
-    ),
     "outside": Plan(
         "errors, coverage and alarms on problems like those of others",
         runs=100,

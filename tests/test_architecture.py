@@ -34,8 +34,7 @@ WEIGHED = STORED | {"options", "weights", "models"}
 MAY_IMPORT = {
     "arguments": set(),
     "arrays": {"arguments", "kernels"},
-    "compiling": set(),
-    "kernels": {"compiling"},
+    "kernels": set(),
     "batches": set(),
     "files": set(),
     "verdict": set(),

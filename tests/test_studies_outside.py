@@ -183,11 +183,9 @@ def test_settings_that_make_no_sense() -> None:
         Outside(problems=-1)
 
 
-def test_beyond_and_coverage_run_it_too() -> None:
+def test_coverage_runs_it_too() -> None:
     assert isinstance(load_study("outside"), Outside)
-    for name in ("beyond", "coverage"):
-        assert [study.name for study in chosen_studies(name, [])] == [name, "outside"]
-    assert [study.name for study in chosen_studies("beyond", ["every=5"])] == ["beyond"]
+    assert [study.name for study in chosen_studies("coverage", [])] == ["coverage", "outside"]
     everything = [study.name for study in chosen_studies("all", []) if study.name == "outside"]
     assert everything == ["outside"]
     assert STUDIES["outside"].also == ()

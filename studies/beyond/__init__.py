@@ -1,1 +1,0 @@
-"""Compare estimators with a q model to NFIS."""
