@@ -81,15 +81,6 @@ def observe(policy: Policy, n: int, seed: int = 7) -> Any:
 # Hand-computed values ------------------------------------------------------------------------
 
 
-def test_linear_sigmoid_by_hand() -> None:
-    policy = LinearSigmoid(np.array([1.0, -2.0]), bias=0.5)
-    observations = np.array([[1.0, 0.75], [0.0, 0.0]])  # scores 0 and 0.5
-    low, high = 1 / (1 + np.exp(0.5)), 1 / (1 + np.exp(-0.5))
-    np.testing.assert_allclose(policy.probs(observations), [[0.5, 0.5], [low, high]], rtol=1e-15)
-    logs = policy.log_prob(observations, np.array([1, 0]))
-    np.testing.assert_allclose(logs, np.log([0.5, low]), rtol=1e-15)
-
-
 @pytest.mark.parametrize("n", [1, 5000], ids=["plain", "compiled"])
 def test_linear_sigmoid_is_stable_at_any_score(n: int) -> None:
     policy = LinearSigmoid(np.array([1.0]))
@@ -121,15 +112,6 @@ def test_numbers_that_are_not_finite_stay_where_they_are() -> None:
     np.testing.assert_allclose(got[[0, 5_000, 9_000]], [-np.log(2.0), 0.0, -np.inf], atol=1e-15)
 
 
-def test_softmax_by_hand() -> None:
-    policy = SoftmaxLinear(np.array([[1.0], [0.0], [-1.0]]))
-    x = np.array([[np.log(2.0)], [0.0]])  # odds 2 : 1 : 1/2, then even
-    expected = [[4 / 7, 2 / 7, 1 / 7], [1 / 3, 1 / 3, 1 / 3]]
-    np.testing.assert_allclose(policy.probs(x), expected, rtol=1e-15)
-    logs = policy.log_prob(x, np.array([2, 0]))
-    np.testing.assert_allclose(logs, np.log([1 / 7, 1 / 3]), rtol=1e-15)
-
-
 def test_softmax_is_stable_for_large_scores() -> None:
     policy = SoftmaxLinear(np.array([[1000.0], [0.0], [-1000.0]]))
     logs = policy.log_prob(np.ones((3, 1)), np.arange(3))
@@ -144,16 +126,6 @@ def test_two_action_softmax_is_the_sigmoid_of_the_difference() -> None:
     x, a = rng.normal(size=(50, 3)), rng.integers(0, 2, 50)
     np.testing.assert_allclose(softmax.log_prob(x, a), sigmoid.log_prob(x, a), rtol=1e-13)
     np.testing.assert_allclose(softmax.log_prob(x, a), log_of_chosen(softmax, x, a), rtol=1e-12)
-
-
-def test_epsilon_greedy_by_hand() -> None:
-    policy = EpsilonGreedyTable(np.array([2, 0]), epsilon=0.3, n_actions=3)
-    states = np.array([0, 0, 1])
-    np.testing.assert_allclose(
-        policy.probs(states), [[0.1, 0.1, 0.8], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]], rtol=1e-15
-    )
-    logs = policy.log_prob(states, np.array([2, 0, 0]))
-    np.testing.assert_allclose(logs, np.log([0.8, 0.1, 0.8]), rtol=1e-15)
 
 
 def test_epsilon_greedy_reads_tuples_and_multidiscrete_alike() -> None:
@@ -192,21 +164,6 @@ def test_impossible_actions_have_log_probability_minus_infinity() -> None:
     moments = log_prob_moments(greedy, np.array([0]))
     assert moments is not None
     assert (moments[0].item(), moments[1].item()) == (0.0, 0.0)
-
-
-def test_uniform_takes_any_observation() -> None:
-    policy = Uniform(4)
-    nested = {"a": np.zeros((3, 2)), "b": (np.zeros(3),)}
-    np.testing.assert_allclose(policy.log_prob(nested, np.array([0, 3, 1])), np.log(0.25))
-    assert policy.probs(nested).shape == (3, 4)
-    assert policy.sample(nested, np.random.default_rng(0)).shape == (3,)
-
-
-def test_gaussian_by_hand() -> None:
-    policy = DiagonalGaussian(np.array([[1.0], [0.0]]), np.array([0.0, 3.0]), np.log([1.0, 2.0]))
-    # Means (2, 3): the first part is 1 standard deviation off, the second none.
-    got = policy.log_prob(np.array([[2.0]]), np.array([[3.0, 3.0]]))
-    assert got.item() == pytest.approx(-np.log(2 * np.pi) - 0.5 - np.log(2.0), rel=1e-15)
 
 
 def test_gaussian_takes_scalar_actions_with_or_without_an_axis() -> None:
@@ -276,16 +233,6 @@ def test_sampling_never_gives_an_impossible_action() -> None:
     thirds = np.array([[0.0, 0.1, 0.2, 0.7 - 1e-16, 0.0]] * 2)
     drawn = numerics.sample_rows(thirds, Extremes())  # type: ignore[arg-type]
     assert drawn.tolist() == [1, 3]
-
-
-def test_gaussian_sample_moments() -> None:
-    policy = make_gaussian(4)
-    n = 40_000
-    x = np.repeat(observe(policy, 1), n, axis=0)
-    drawn = policy.sample(x, np.random.default_rng(3))
-    mean, std = x[0] @ policy.weights.T + policy.bias, np.exp(policy.log_std)
-    assert np.all(np.abs(drawn.mean(axis=0) - mean) < 4 * std / np.sqrt(n))
-    assert np.all(np.abs(drawn.std(axis=0) / std - 1) < 4 / np.sqrt(2 * n))
 
 
 def test_gaussian_density_integrates_to_one() -> None:
@@ -405,18 +352,6 @@ def test_equality_looks_at_class_shape_and_every_field() -> None:
     table = np.zeros(2, dtype=np.int64)
     assert EpsilonGreedyTable(table, 0.1, 2) != EpsilonGreedyTable(table, 0.1, 3)
     assert EpsilonGreedyTable(table, 0.1, 2) == EpsilonGreedyTable(table.astype(np.int8), 0.1, 2)
-
-
-def test_repr_shows_the_parameters() -> None:
-    assert (
-        repr(LinearSigmoid(np.array([0.5, -1.0]))) == "LinearSigmoid(theta=[ 0.5, -1. ], bias=0.)"
-    )
-    assert repr(Uniform(3)) == "Uniform(n_actions=3)"
-    table = EpsilonGreedyTable(np.array([[0, 1], [1, 1]]), 0.25, 2)
-    assert repr(table) == (
-        "EpsilonGreedyTable(4 states (2, 2), epsilon=0.25, n_actions=2, greedy in [1, 3] states)"
-    )
-    assert len(repr(SoftmaxLinear(np.zeros((18, 512))))) < 200
 
 
 def test_the_callers_array_may_change_later() -> None:

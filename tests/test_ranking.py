@@ -292,15 +292,6 @@ def test_the_same_policy_under_two_names_shares_its_chance(made: builders.Record
     assert sum(r.probability_best for r in found.values()) == pytest.approx(1.0)
 
 
-def test_same_seed_same_numbers(made: builders.Recorded, targets: dict[str, Any]) -> None:
-    def chances(seed: int) -> list[float]:
-        found = rank(made.trajectories, targets, q_model=None, draws=500, seed=seed)
-        return [r.probability_best for r in found.values()]
-
-    assert chances(3) == chances(3)
-    assert chances(3) != chances(4)
-
-
 def test_a_policy_without_support_comes_last_and_takes_no_part() -> None:
     table = np.array([[1.0, 0.0]])
     path = small_mdps.Path((0,), (0,), (1.0,), 1.0)
@@ -356,14 +347,6 @@ def test_a_single_policy_or_an_unavailable_one_is_refused(made: builders.Recorde
     )
     with pytest.raises(ValueError, match="cannot be asked"):
         rank(gone, [0], estimator="BIS", q_model=None)
-
-
-def test_no_array_of_steps_is_kept(made: builders.Recorded, ranking: Ranking) -> None:
-    steps = made.trajectories.n_steps
-    for ranked in ranking.values():
-        estimate = ranked.estimate
-        kept = [*vars(estimate).values(), *vars(estimate.diagnostics).values()]
-        assert all(x.size < steps for x in kept if isinstance(x, np.ndarray))
 
 
 def test_table_tells_order_differences_chances_and_caution(ranking: Ranking) -> None:
