@@ -12,7 +12,6 @@ import pytest
 import scipy.stats
 
 from ope_gym import Weighting, evaluate, evaluate_log_probs
-from ope_gym.data.checks import repeated_episodes
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import WEIGHTED
 from ope_gym.inference.diagnostics import Diagnostics, pareto_k
@@ -451,83 +450,6 @@ def test_without_propensities_nothing_is_green() -> None:
     assert "propensities_unknown" in codes(got)
 
 
-@pytest.mark.parametrize(
-    ("n", "steps", "sure"), [(100, 50, 0.99), (1_000, 20, 0.5), (60, 1, 0.5), (20_000, 2, 0.5)]
-)
-def test_episodes_that_were_recorded_twice_are_noticed(n: int, steps: int, sure: float) -> None:
-    data = seen(np.random.default_rng(4), n, steps, sure)
-    assert repeated_episodes(data) == 0
-    assert repeated_episodes(data.select(episodes=[0])) == 0
-    assert repeated_episodes(data.select(episodes=[])) == 0
-    assert repeated_episodes(data.merge(data)) == n
-    longer = data.merge(data, data)
-    assert repeated_episodes(longer) == 2 * n
-    assert repeated_episodes(longer.select(episodes=slice(None, None, 2))) >= n // 2 - 1
-    permuted = np.random.default_rng(0).permutation(2 * n)
-    assert repeated_episodes(data.merge(data).select(episodes=permuted)) == 0
-
-
-@pytest.mark.parametrize("huge", [1e308, np.inf])
-def test_huge_observations_do_not_disturb_the_search_for_repeats(huge: float) -> None:
-    """The 20 episodes that end in ordinary observations are found."""
-    data = seen(np.random.default_rng(4), 60, 5, 0.5)
-    observations = np.array(data.observations)
-    observations[4::10] = [huge, huge]
-    observations[9::30] = [huge, -huge]
-    changed = dataclasses.replace(data, observations=observations)
-    assert repeated_episodes(changed) == 0
-    assert repeated_episodes(changed.merge(changed)) >= 20
-
-
-def test_repeated_episodes_are_said_and_never_green() -> None:
-    data = seen(np.random.default_rng(4), 200, 1, 0.5)
-    target = Always(np.log([0.4, 0.6]))
-    once, twice = (
-        evaluate(x, target, "NFIS", origin="fixed")["NFIS"].verdict
-        for x in (data, data.merge(data))
-    )
-    assert (once.colour, twice.colour) == ("green", "amber")
-    assert "at least 200 of 400 episodes repeat earlier ones exactly" in str(twice)
-
-
-@pytest.mark.parametrize("what", ["observations", "actions", "rewards"])
-def test_episodes_that_differ_in_one_step_are_no_copies(what: str) -> None:
-    data = seen(np.random.default_rng(4), 60, 30, 0.5)
-    column = np.array(getattr(data, what))
-    column[::30] += 1  # the first step of each, so that the last ones, and sums, may agree
-    column[1::30] -= 1 if what == "rewards" else 0
-    changed: dict[str, Any] = {what: column}
-    if what == "actions":
-        changed = {"actions": np.where(np.arange(1_800) % 30 == 0, 1 - data.actions, data.actions)}
-    assert repeated_episodes(data.merge(dataclasses.replace(data, **changed))) == 0
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", ["prices", "clipped", "rare", "fixed start"])
-def test_episodes_that_are_alike_by_chance_are_no_copies(kind: str, seed: int) -> None:
-    """Few contexts, few prices, few outcomes: episodes that recur, but in no order."""
-    rng, n = np.random.default_rng(seed), 300
-    contexts = rng.integers(3, size=n).astype(float)
-    rewards = (rng.random(n) < 0.3).astype(float)
-    actions = rng.choice([9.99, 14.99, 19.99], size=n)
-    if kind == "clipped":
-        actions = np.clip(rng.normal(size=n), -1.0, 1.0)
-    elif kind == "rare":
-        rewards = (rng.random(n) < 0.02).astype(float)
-    elif kind == "fixed start":
-        contexts, actions, rewards = np.zeros(n), np.zeros(n), np.ones(n)
-    data = Trajectories.from_arrays(
-        contexts[:, None],
-        actions[:, None],
-        rewards,
-        np.full(n, -1.0),
-        offsets=np.arange(n + 1),
-        policies=[LogProbOnly(lambda seen, acted: np.full(len(acted), -1.0))],
-        terminated=True,
-    )
-    assert repeated_episodes(data) == 0
-
-
 class Always:
     """The same probabilities whatever is observed."""
 
@@ -542,21 +464,6 @@ class Always:
 
     def sample(self, observations: Any, rng: np.random.Generator) -> Any:
         return (rng.random(len(observations)) > np.exp(self.logs[0])).astype(np.int64)
-
-
-def seen(rng: np.random.Generator, n: int, steps: int, sure: float) -> Trajectories:
-    """Return episodes with real observations; one action has probability `sure`."""
-    logs = np.log([sure, 1.0 - sure])
-    actions = (rng.random(n * steps) > sure).astype(np.int64)
-    return Trajectories.from_arrays(
-        rng.normal(size=(n * steps, 2)),
-        actions,
-        rng.integers(2, size=n * steps).astype(float),
-        logs[actions],
-        offsets=np.arange(n + 1) * steps,
-        policies=[Always(logs)],
-        terminated=True,
-    )
 
 
 def test_a_green_verdict_says_how_much_the_episodes_tell() -> None:

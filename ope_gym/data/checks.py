@@ -19,8 +19,6 @@ from ope_gym.data.schema import BY_EPISODE, COLUMNS, C, Column, Columns, Flags, 
 from ope_gym.data.spaces import Space, Where
 from ope_gym.policies import Policy, acts_unknown
 
-_REPEATED = 10  # episodes that recur in the order in which they came before
-_COMPARED = 1 << 16  # episodes that are compared with each other, of many
 _BY_EPISODE = tuple(column for column in COLUMNS if column.per == "episode")
 CHANGES_NEED_A_CLOCK = (
     "an episode whose policy changes needs its start_clock and the clocks of all changes, since "
@@ -192,44 +190,6 @@ def _check_acting(data: Columns, first: int) -> None:
 
 
 # Columns with a row a step -------------------------------------------------------------------
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def repeated_episodes(data: Columns) -> int:
-    """Return how many episodes repeat earlier ones, as if a recording had been made again.
-
-    A seeded script that runs twice with one file leaves each episode twice, as many places apart as
-    one run has episodes. Episodes that are alike by chance are any number of places apart. So an
-    episode counts if it equals the one that lies `lag` before, where `lag` is the commonest
-    distance between equal episodes: it must be at least 10, and so must the count.
-    """
-    key = np.add.reduceat(data.rewards, data.offsets[:-1]) if data.offsets.size > 1 else np.empty(0)
-    last = data.offsets[1:] - 1
-    for scale, tree in ((np.e, data.observations), (np.pi, data.actions)):
-        for leaf in batches.leaves(tree):
-            if leaf.dtype.kind in "iubf":
-                final = leaf[last]
-                key = key + scale * final.sum(axis=tuple(range(1, leaf.ndim)), dtype=np.float64)
-    some = np.arange(key.size)
-    if key.size > _COMPARED:  # those with the lowest keys, so that equal ones are all there
-        some = np.flatnonzero(key <= np.partition(key, _COMPARED)[_COMPARED])
-    order = some[np.argsort(key[some], kind="stable")]
-    same = key[order[1:]] == key[order[:-1]]
-    later, lags = order[1:][same], (order[1:] - order[:-1])[same]
-    distances, counts = np.unique(lags[lags >= _REPEATED], return_counts=True)
-    if not distances.size or counts.max() < max(_REPEATED, lags.size / 4):
-        return 0
-    lag = int(distances[counts.argmax()])
-    pairs = [(i, i - lag) for i in later[lags == lag].tolist()]
-    repeated = sum(_steps_of(data, i) == _steps_of(data, j) for i, j in pairs)
-    return repeated if repeated >= _REPEATED else 0
-
-
-def _steps_of(data: Columns, episode: int) -> bytes:
-    """Return what an episode saw, did and earned, as bytes."""
-    rows = slice(data.offsets[episode], data.offsets[episode + 1])
-    columns = (data.observations, data.actions, data.rewards)
-    return b"".join(leaf[rows].tobytes() for tree in columns for leaf in batches.leaves(tree))
 
 
 def check_steps(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
-from ope_gym.data.checks import repeated_episodes
 from ope_gym.data.roster import Roster
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.chunks import Weighted
@@ -24,7 +23,8 @@ from ope_gym.inference.outcomes import Outcomes, RewardSums, tally
 from ope_gym.options import Options
 from ope_gym.policies import Policy, UnavailablePolicy
 from ope_gym.policies.estimated import fitted_models, logger_name, scatter_draws
-from ope_gym.preparing.weighing import Recorded
+from ope_gym.preparing.copies import copies, episode_marks
+from ope_gym.preparing.weighing import Recorded, has_densities
 from ope_gym.scale.sources import Source
 from ope_gym.verdict import Reason
 from ope_gym.weights.behaviours import Behaviours, behaviours_of
@@ -49,6 +49,7 @@ class Survey:
         groups: (K,) of partial mixtures.
         estimated: Model that the propensities were estimated by; empty if they were recorded.
         draws: How many draws of such models there are.
+        repeated: How many episodes repeat others, once that is known.
     """
 
     source: Source
@@ -58,6 +59,7 @@ class Survey:
     groups: IntArray
     estimated: str
     draws: int
+    repeated: list[int] = field(default_factory=list, init=False)
 
     @classmethod
     def of(cls, source: Source, options: Options) -> Survey:
@@ -107,13 +109,13 @@ class Survey:
             )
         return lacks
 
-    @cached_property
-    def _doubts(self) -> tuple[Reason, ...]:
-        """Reasons why every estimate is amber at best: repeats, unrecorded propensities."""
-        repeated = 0 if self.source.data is None else repeated_episodes(self.source.data)
-        reasons = []
-        if repeated:
-            size = len(self.roster)
+    def _doubts(self, gathered: Gathered) -> tuple[Reason, ...]:
+        """Return why every estimate is amber at best: copies, unrecorded propensities."""
+        if not self.repeated:  # the same for all targets
+            self.repeated.append(copies(gathered.marks, gathered.densities))
+        reasons, size = [], len(self.roster)
+        if self.repeated[0]:
+            repeated = self.repeated[0]
             reasons.append(Reason("episodes_repeated", repeated=repeated, trajectories=size))
         if self.estimated:
             reasons.append(Reason("propensities_estimated"))
@@ -201,7 +203,7 @@ class Survey:
             support=report.support,
             missing=report.missing,
             calibration=report.calibration,
-            reasons=reasons + self._doubts,
+            reasons=reasons + self._doubts(gathered),
             clocked=roster.clocked,
             held_out=bool(roster.held_out.any()),
             deterministic=deterministic,
@@ -217,6 +219,8 @@ class Gathered:
         discounted: (n,) the same with discount.
         rewards: what possible returns follow from.
         log_probs: (n,) log-probability of its last action, 0 where it is not known.
+        marks: (4, n) of `ope_gym.preparing.copies`.
+        densities: whether actions are real numbers.
         propensities: checks of the recorded propensities against the policies.
         mismatch: first logged number that its policy contradicts; None if none does.
     """
@@ -225,6 +229,8 @@ class Gathered:
     discounted: FloatArray
     rewards: RewardSums
     log_probs: FloatArray
+    marks: FloatArray
+    densities: bool
     propensities: PropensityReport
     mismatch: Reason | None
 
@@ -254,33 +260,46 @@ class Gathering:
             lost = lost[:, step_numbers(data.offsets) < np.diff(chunk.offsets).max()]
         for scheme, log_w in chunk.log_weights.items():
             propensities.leave(scheme, log_w, chunk.offsets, lost)
-        sums, rewards = chunk.once(("tally", self.gamma), lambda: self._tally(data))
+        sums, marks, rewards = chunk.once(("tally", self.gamma), lambda: self._tally(data))
         # a copy, to which those of later chunks may be added
         rewards = dataclasses.replace(rewards)
-        return _GatheredPart(Arrays(sums), rewards, propensities, seen.mismatch)
+        parts, densities = (Arrays(sums), Arrays(marks)), has_densities(data)
+        return _GatheredPart(*parts, densities, rewards, propensities, seen.mismatch)
 
-    def _tally(self, data: Trajectories) -> tuple[FloatArray, RewardSums]:
-        """Return (3, n) returns, discounted returns and last log-probabilities; and all rewards."""
+    def _tally(self, data: Trajectories) -> tuple[FloatArray, FloatArray, RewardSums]:
+        """Return (3, n) returns, discounted returns and last log-probabilities, marks, rewards."""
         returns, discounted, rewards = tally(data.rewards, data.offsets, self.gamma)
         last = np.nan_to_num(data.log_probs[data.offsets[1:] - 1])
-        return np.stack([returns, discounted, last]), rewards
+        return np.stack([returns, discounted, last]), episode_marks(data, returns), rewards
 
     def total(self, merged: _GatheredPart) -> Gathered:
         """Return the facts of all chunks together."""
         returns, discounted, log_probs = merged.sums.joined()
         report = merged.propensities.finalise()
-        return Gathered(returns, discounted, merged.rewards, log_probs, report, merged.mismatch)
+        return Gathered(
+            returns,
+            discounted,
+            merged.rewards,
+            log_probs,
+            merged.marks.joined(),
+            merged.densities,
+            report,
+            merged.mismatch,
+        )
 
 
 @dataclass
 class _GatheredPart:
     sums: Arrays
+    marks: Arrays
+    densities: bool
     rewards: RewardSums
     propensities: PropensitySums
     mismatch: Reason | None
 
     def merge(self, other: _GatheredPart) -> None:
         self.sums.merge(other.sums)
+        self.marks.merge(other.marks)
         self.rewards.merge(other.rewards)
         self.propensities.merge(other.propensities)
         self.mismatch = self.mismatch or other.mismatch
