@@ -90,11 +90,6 @@ _CAPPED = (
 )
 
 
-def _far(errors: float) -> str:
-    """Word how many standard errors two estimates are apart."""
-    return f"{errors:.1f}" if math.isfinite(errors) else "far"
-
-
 _RED: dict[str, Words] = {
     # what was recorded is wrong
     "propensities_wrong": _policies,
@@ -249,9 +244,9 @@ _AMBER: dict[str, Words] = {
     "shape_untested": (
         "rests on the q model, and episodes of one step cannot show whether it has the right shape"
     ),
-    "blends_apart": lambda facts: (
-        f"NFIS and FWDR are {_far(facts['errors'])} standard errors apart: the episodes miss "
-        "something, or the q model is wrong there; auto stays near NFIS"
+    "actions_unknown": (
+        "{share:.0%} of the target's visits fall on actions that no episode shows there: "
+        "what they are worth is a guess"
     ),
     "actions_sampled_once": (
         "{share:.0%} of the weight is on actions sampled only once: the error is too small"

@@ -1,7 +1,6 @@
 """Doubly robust estimators and auto: a plain-loop reference, exact expectations, properties."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from ope_gym import ESTIMATORS, Betting, evaluate, evaluate_log_probs
 from ope_gym.inference.bootstrap import Resamples
+from ope_gym.inference.errors import spread_of
 from ope_gym.models import Baseline, LinearQ, TabularQ
 from tests import reference, small_mdps
 from tests.builders import Recorded, pick, plain_options, recorded
@@ -97,12 +97,9 @@ def test_values_and_influence_are_the_references(seed: int, name: str, gamma: fl
 
 
 @pytest.mark.parametrize("with_q", [True, False])
-@pytest.mark.parametrize("seed", [*range(4), 149, 189])
+@pytest.mark.parametrize("seed", range(4))
 def test_auto_is_the_references(seed: int, with_q: bool) -> None:
-    """A peaked target, so that the truncation at sqrt(n) times the mean bites in some.
-
-    In the last two NFIS and FWDR are more than three standard errors apart.
-    """
+    """A peaked target, so that the truncation at sqrt(n) times the mean bites in some."""
     data = recorded(seed, (9, 14, 11))
     q, v = on_steps(q_table(seed, data), data)
     arrays = data.arrays
@@ -124,16 +121,15 @@ def test_auto_is_the_references(seed: int, with_q: bool) -> None:
         for b in range(3):
             x[ids == b] -= x[ids == b].mean()
             y[ids == b] -= y[ids == b].mean()
-        c = min(max(float(x @ y / (y @ y)), 0.0), 1.0)
-        apart = reference.standard_error([a - b for a, b in zip(psi, phi, strict=True)], ids)
-        h = min(1.0, (3 * apart / (plain - other)) ** 2)
-        assert (h < 1) == (seed > 3)
-        c *= h
-        direct = float(np.mean(v[arrays.offsets[:-1]]))
-        spread = [a - b for a, b in zip(phi, v[arrays.offsets[:-1]], strict=True)]
-        error = reference.standard_error(spread, ids)
-        k = (other - direct) ** 2 / ((other - direct) ** 2 + error**2 / 4)
-        want = plain - c * (plain - (direct + k * (other - direct)))
+        c = float(x @ y / (y @ y))
+        gap = [a - b for a, b in zip(psi, phi, strict=True)]
+        weights = np.exp([reference.at(row, reference.horizon(logs)) for row in logs])
+        missing, error = 1.0 - weights.mean(), spread_of(weights).cautious
+        square = ((plain - other) / spread_of(np.array(gap), np.array(ids)).cautious) ** 2
+        if missing < error:  # else N has lost a part, and is no yardstick
+            c /= max(square, 1.0)  # 1 + (square - 1), the bias in units of the error
+        c = min(max(c, 0.0), 1.0)
+        want = plain - c * (plain - other)
         psi = [a - c * (a - b) for a, b in zip(psi, phi, strict=True)]
     got = evaluate_log_probs(
         *arrays, estimators="auto", gamma=0.9, baseline=(q, v) if with_q else None
@@ -210,10 +206,7 @@ def test_a_q_of_zero_changes_no_bit(seed: int, name: str, same: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_auto_varies_no_more_than_either_part(seed: int) -> None:
-    """c is the least-squares share, so the spread within behaviours is at most that of both.
-
-    As long as the two agree: what is taken back of c beyond three standard errors is not in here.
-    """
+    """c is the least-squares share, so the spread within behaviours is at most that of both."""
     data = recorded(seed, (20, 25, 30))
     baseline = on_steps(exact_q(data, 1.0) + 0.3 * q_table(seed, data), data)
     found = evaluate_log_probs(*data.arrays, estimators=["auto", "NFIS", "FWDR"], baseline=baseline)
@@ -223,31 +216,6 @@ def test_auto_varies_no_more_than_either_part(seed: int) -> None:
         # the error counts with n - 1 in each behaviour, c with n: equal up to that
         assert auto.standard_error <= least * math.sqrt(20 / 19)
     assert 0.0 <= auto.report["c"] <= 1.0
-
-
-def test_a_correction_that_contradicts_nfis_is_taken_back() -> None:
-    """The data lack an action of which the q model is sure: NFIS and FWDR are far apart."""
-    n, rng = 200, np.random.default_rng(0)
-    state, noise = rng.standard_normal((2, n))
-    arrays = (
-        np.log(np.full(n, 0.85)),
-        np.log(np.full((1, n), 0.99)),
-        np.zeros(n, dtype=int),
-        state + 0.1 * noise,
-        np.arange(n + 1),
-    )
-
-    def auto(other: float) -> Any:
-        v = 0.85 * state + 0.15 * other  # of the action never seen it says `other`
-        return evaluate_log_probs(*arrays, estimators="auto", baseline=(state, v))["auto"]
-
-    assert auto(0.0).report["c"] == 1.0
-    assert "standard errors apart" not in str(auto(0.0).verdict)
-    assert "standard errors apart" in str(auto(5.0).verdict)
-    gap = 0.15 * (float(state.mean()) - 5.0)
-    error = 0.15 * float(state.std(ddof=1)) / math.sqrt(n)
-    assert auto(5.0).report["c"] == pytest.approx((3 * error / gap) ** 2, rel=1e-9)
-    assert auto(5.0).value == pytest.approx(float(arrays[3].mean()), abs=error)
 
 
 def test_where_no_correction_is_taken_a_huge_one_does_no_harm() -> None:
@@ -287,7 +255,6 @@ def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interva
     assert got.replicates is not None
     if name == "auto":
         assert 0 < got.report["c"] < 1
-        assert got.report["left out"] != 0
         assert got.report["truncated"] == 0
     draws = Resamples(data.arrays.behaviour_ids, 5, 3)
     counts = np.rint(draws.factors(0, 21) * (5 * 6 * 7))  # n_k - 1 of each are drawn: whole numbers
@@ -304,10 +271,8 @@ def test_replicates_are_the_whole_estimator_on_drawn_episodes(name: str, interva
         if name == "auto":  # c stays as it was found
             if got.report["truncated"] or again["auto"].report["truncated"]:
                 continue
-            c, start = got.report["c"], v[starts].mean()
-            whole = evaluate_log_probs(*data.arrays, estimators="FWDR", baseline=(q, v))["FWDR"]
-            left_out = c * (1 - got.report["k"]) * (whole.value - start)
-            want = (1 - c) * again["NFIS"].value + c * again["FWDR"].value - left_out
+            c = got.report["c"]
+            want = (1 - c) * again["NFIS"].value + c * again["FWDR"].value
         else:
             want = again[name].value
         assert replicate == pytest.approx(want, rel=1e-9, abs=1e-10)

@@ -15,14 +15,15 @@ import scipy.stats
 from ope_gym import Evaluation, Trajectories, evaluate, evaluate_log_probs
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.estimators.auto import (
+    Part,
+    blend_of_weights,
     least_error,
-    model_bias,
     rest_on,
-    wary_error,
-    weighted_blend,
+    squared_bias,
+    widened,
 )
 from ope_gym.estimators.chunks import Column, Weighted
-from ope_gym.estimators.marginal import Corrections, Marginal, marginal
+from ope_gym.estimators.marginal import Corrections, Marginal, Support, marginal
 from ope_gym.estimators.markov import (
     ALPHA,
     MarkovCheck,
@@ -44,6 +45,7 @@ from ope_gym.models.folds import cross_fit
 from ope_gym.policies import LinearSigmoid
 from ope_gym.preparing.weighing import past_columns
 from ope_gym.verdict import Reason
+from studies.outside.families import bandit
 from studies.outside.finite import Setup, TablePolicy
 from studies.outside.problems import delayed, ring
 from tests import reference, small_mdps
@@ -366,58 +368,85 @@ def test_the_check_is_the_same_from_several_chunks(make: Callable[..., Setup]) -
 # auto, and how far it rests on the model.
 
 
-def test_the_bias_of_the_model_by_hand() -> None:
-    gaps, errors = np.array([1.0, -4.0, np.nan, 9.0]), np.array([0.1, 1.0, 0.1, np.nan])
-    assert model_bias(gaps, errors, True) == pytest.approx(np.sqrt(16 - 9))
-    assert model_bias(gaps[:3], errors[:3], False) == pytest.approx(5.0)
-    assert model_bias(gaps, errors, False) == pytest.approx(9.0)  # a model that failed: all gaps
-    assert model_bias(gaps[:1], np.ones(1), True) == 0.0
-    assert model_bias(gaps[2:], errors[2:], True) == 0.0
+def test_a_squared_bias_is_a_squared_deviation_less_what_chance_explains() -> None:
+    """Its mean is that of the square of the bias, where it is not cut at 0."""
+    drawn = np.random.default_rng(0).normal(3.0, 1.0, 20_000)
+    squares = [squared_bias(d, 1.0) for d in drawn]
+    assert np.mean(squares) == pytest.approx(9.0, rel=0.03)
+    assert squared_bias(0.5, 1.0) == squared_bias(np.nan, 1.0) == squared_bias(1.0, np.nan) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "covariance", "bias"),
-    [(2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.9, 0.3), (1.0, 1.0, -0.5, 2.0), (3.0, 1.0, 1.0, 0.0)],
+    ("first", "second", "covariance", "biases"),
+    [
+        (2.0, 1.0, 0.5, (0.0, 0.0)),
+        (1.0, 2.0, 0.9, (0.0, 0.3)),
+        (1.0, 1.0, -0.5, (1.5, 2.0)),
+        (3.0, 1.0, 1.0, (0.0, 0.0)),
+    ],
 )
 def test_the_share_has_the_least_mean_square_error(
-    first: float, second: float, covariance: float, bias: float
+    first: float, second: float, covariance: float, biases: tuple[float, float]
 ) -> None:
     """Against a grid of shares; 1 if both estimates are exact."""
-    s = np.linspace(0.0, 1.0, 100_001)
-    error = (1 - s) ** 2 * first**2 + s**2 * (second**2 + bias**2) + 2 * s * (1 - s) * covariance
-    assert least_error(first, second, covariance, bias) == pytest.approx(
-        s[error.argmin()], abs=1e-5
-    )
-    assert least_error(0.0, 0.0, 0.0, 0.0) == 1.0
+    s, nobody = np.linspace(0.0, 1.0, 100_001), np.zeros(2)
+    error = (1 - s) ** 2 * (first**2 + biases[0] ** 2) + s**2 * (second**2 + biases[1] ** 2)
+    error += 2 * s * (1 - s) * covariance
+    a = Part(nobody, first**2, biases[0] ** 2, 10.0)
+    m = Part(nobody, second**2, biases[1] ** 2, 10.0)
+    assert least_error(a, m, covariance) == pytest.approx(s[error.argmin()], abs=1e-5)
+    exact = Part(nobody, 0.0, 0.0, 10.0)
+    assert least_error(exact, exact, 0.0) == 1.0
 
 
-def test_moving_an_estimate_towards_the_model_by_hand() -> None:
-    """A failed check: b is the largest gap plus its error; share, error and value follow."""
-    rng, n = np.random.default_rng(0), 400
-    nobody = np.zeros(n, dtype=np.int64)
-    own, influence, further = rng.normal(size=(3, n)) * [[4.0], [1.0], [0.1]]
-    ones = np.array([[float(n)], [float(n)], [0.0]])
-    weights = Computed(3.0, own - own.mean(), Weights(ones, np.zeros(n)))
-    start, gap = np.full(n, 1.0), further - further.mean() + 0.02
-    model = Marginal(1.2, start, influence - influence.mean() + 1.1, gap[None], MarkovCheck(1e-9))
-    steady = influence - influence.mean()
-    gaps = [abs(1.1 - 1.2), 0.02, 3.0 - 1.2]
-    errors = [wary_error(x, nobody) for x in (steady, gap, weights.influence - steady)]
-    bias = max(g + e for g, e in zip(gaps, errors, strict=True))
-    covariance = np.cov(weights.influence, steady)[0, 1] / n
-    share = least_error(
-        cautious_error(weights.influence, nobody), cautious_error(steady, nobody), covariance, bias
-    )
-    found = rest_on(weights, model, np.zeros(n), setting_for(n))
-    assert 0 < share < 0.5
+def parts_by_hand(
+    chance: float,
+    support: Support = Support(0.0, 0.0, 0.0),  # noqa: B008, a tuple
+) -> tuple[Computed, Marginal, FloatArray]:
+    """Return A = 3 with an error of 0.2, M = 1.2 with one of 0.05, and a row of memory."""
+    own, influence, further = np.random.default_rng(0).normal(size=(3, 400)) * [[4.0], [1.0], [0.1]]
+    ones = np.array([[400.0], [400.0], [0.0]])
+    weights = Computed(3.0, own - own.mean(), Weights(ones, np.zeros(400)))
+    steady, gap = influence - influence.mean(), further - further.mean() + 0.02
+    model = Marginal(1.2, np.ones(400), steady + 1.1, gap[None], MarkovCheck(chance), support)
+    return weights, model, steady
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_moving_an_estimate_towards_the_model_by_hand(failed: bool) -> None:
+    """The bias of the model is the gap less chance; if the check failed, the gap and its error."""
+    weights, model, steady = parts_by_hand(1e-9 if failed else 0.5)
+    nobody = np.zeros(400, dtype=np.int64)
+    error, calm = (cautious_error(x, nobody) for x in (weights.influence, steady))
+    apart = widened(cautious_error(weights.influence - steady, nobody), 400.0)
+    if not failed:
+        error = widened(error, 400.0)
+    bias = 1.8 + apart if failed else math.sqrt(1.8**2 - apart**2)
+    covariance = np.cov(weights.influence, steady)[0, 1] / 400
+    a, m = Part(steady, error**2, 0.0, 400.0), Part(steady, calm**2, bias**2, 400.0)
+    share = least_error(a, m, covariance)
+    found = rest_on(weights, model, np.zeros(400), setting_for(400))
+    assert 0 < share < 0.1
     assert found.report["s"] == pytest.approx(share, rel=1e-6)
     assert found.value == pytest.approx(3.0 + share * (1.2 - 3.0))
-    assert found.bias == pytest.approx(share * bias)
+    assert found.bias == pytest.approx(share * bias, rel=1e-6)
     expected = (1 - share) * weights.influence + share * steady
     np.testing.assert_allclose(found.influence, expected, atol=1e-12)
     assert (found.by_model, found.reasons) == (False, weights.reasons)
-    passed = dataclasses.replace(model, markov=MarkovCheck(0.5))
-    assert rest_on(weights, passed, np.zeros(n), setting_for(n)).report["s"] > share
+
+
+def test_what_no_episode_shows_is_a_bias_and_pooled_residuals_are_a_variance() -> None:
+    weights, model, _ = parts_by_hand(0.5)
+    plain = rest_on(weights, model, np.zeros(400), setting_for(400))
+    for support in (Support(0.0, 0.6, 4.0), Support(3.0, 0.0, 0.0)):
+        thin = dataclasses.replace(model, support=support)
+        found = rest_on(weights, thin, np.zeros(400), setting_for(400))
+        assert found.report["s"] < 0.9 * plain.report["s"]
+        size = math.hypot(support.guess, thin.hidden_error(np.zeros(400, dtype=np.int64)))
+        expected = math.hypot(
+            found.report["s"] * size, found.report["s"] * plain.bias / plain.report["s"]
+        )
+        assert found.bias == pytest.approx(expected, rel=1e-6)
 
 
 def test_resting_on_a_model_that_passed_by_hand() -> None:
@@ -427,28 +456,51 @@ def test_resting_on_a_model_that_passed_by_hand() -> None:
     own, steady, returns = rng.normal(size=(3, n)) * [[1.5], [1.0], [0.6]]
     own, steady = own - own.mean(), steady - steady.mean()
     sums = np.array([[20.0], [20.0**2 / ess], [0.0]])
-    weights = Computed(
-        1.3, own, Weights(sums, np.zeros(n)), reasons=(Reason("blends_apart", errors=3.2),)
-    )
-    model = Marginal(1.2, np.full(n, 1.2), steady + 1.2, np.zeros((1, n)), MarkovCheck(0.5))
+    weights = Computed(1.25, own, Weights(sums, np.zeros(n)))
+    nothing = Support(0.0, 0.0, 0.0)
+    passed = MarkovCheck(0.5)
+    model = Marginal(1.2, np.full(n, 1.2), steady + 1.2, np.zeros((1, n)), passed, nothing)
     covariance = np.cov(np.stack([own, steady])) / n
-    least, calm = standard_error(returns, nobody) * np.sqrt(n / ess), cautious_error(steady, nobody)
-    assert least > 1.2 * wary_error(own, nobody, ess)
-    for paid, error in ((returns, least), (np.zeros(n), wary_error(own, nobody, ess))):
+    calm, wide = cautious_error(steady, nobody), widened(cautious_error(own, nobody), ess)
+    least = standard_error(returns, nobody) * np.sqrt(n / ess)
+    assert least > 1.2 * wide
+    for paid, error in ((returns, least), (np.zeros(n), wide)):
         found = rest_on(weights, model, paid, setting_for(n))
-        share = least_error(error, calm, covariance[0, 1], 0.0)
+        a, m = Part(own, error**2, 0.0, ess), Part(steady, calm**2, 0.0, n)
+        share = least_error(a, m, covariance[0, 1])
         assert 0.5 < share < 1.0
         assert found.report["s"] == pytest.approx(share, rel=1e-9)
         assert (found.bias, found.by_model) == (0.0, True)
         assert [reason.code for reason in found.reasons] == ["markov_passed"]
-        first, second = (1 - share) ** 2 * covariance[0, 0], share**2 * covariance[1, 1]
+        first, second = ((1 - share) * error) ** 2, (share * calm) ** 2
         expected = (first + second) ** 2 / (first**2 / ess + second**2 / n)
-        assert found.freedom == pytest.approx(min(expected, n), rel=1e-6)
-    assert expected < 0.9 * n
+        assert found.freedom == pytest.approx(expected, rel=1e-6)
     unchecked = dataclasses.replace(model, markov=MarkovCheck(np.nan))
     doubted = rest_on(weights, unchecked, np.zeros(n), setting_for(n))
     assert (doubted.value, doubted.bias) == (found.value, 0.0)  # the same number, and a caution
     assert doubted.reasons == unchecked.markov.reasons
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sparse_table_says_how_much_it_does_not_know(seed: int) -> None:
+    """Nearly every cell is empty: DM covers, says why it is doubtful, and auto stays away."""
+    setup = bandit(np.random.default_rng(seed), 1, contexts=5, arms=200)
+    data = setup.simulate(200, np.random.default_rng(seed))
+    found = evaluate(data, setup.policy, ["auto", "DM", "NFIS"])
+    assert setup.truth in found["DM"].interval
+    assert "actions_unknown" in {r.code for r in found["DM"].verdict.reasons}
+    assert found["auto"].report["unknown"] > 0.5
+    assert found["auto"].report["s"] < 0.2
+
+
+def test_lost_weight_is_a_bias_of_the_estimate_by_weights() -> None:
+    """The same weights, a third as large: they average 1/3, so most of the target is missing."""
+    weights, model, _ = parts_by_hand(0.5)
+    low = Weights(weights.weights.sums, np.full(400, math.log(1 / 3)))
+    lost = dataclasses.replace(weights, weights=low)
+    returns = np.random.default_rng(1).normal(size=400) * 5.0
+    shares = [rest_on(w, model, returns, setting_for(400)).report["s"] for w in (weights, lost)]
+    assert shares[0] < 0.1 < 0.9 < shares[1]
 
 
 def test_auto_without_visits_is_the_estimate_by_weights() -> None:
@@ -463,7 +515,7 @@ def test_auto_without_visits_is_the_estimate_by_weights() -> None:
     chunk = Weighted(data.offsets, data.rewards, {"fused": logs}, residuals, v[data.offsets[:-1]])
     ids = data.behaviour_ids
     setting = Setting(ids.size, ids, ids, np.bincount(ids), has_q=True)
-    (expected,) = run([weighted_blend(Column("fused"), setting)], reduce_chunk(chunk))
+    (expected,) = run([blend_of_weights(Column("fused"), setting)], reduce_chunk(chunk))
     assert found.value == pytest.approx(expected.value, rel=1e-12)
 
 

@@ -1,74 +1,61 @@
 """auto, the recommended estimator: a q model as far as the data confirm it, else the weights.
 
-    J = A + s (M - A),   M = DM,   A = N - c (N - V),   N = NFIS,   V between FWDR and DM
+    J = A + s (M - A),   A = N + c (W - N)
 
-A rests on importance weights, and on the model only as far as it lowers their noise. M rests on the
-model: far less noisy in long episodes, but wrong if the observation is not a Markov state or the
-model has the wrong shape. Its influence values are those of MDR (`ope_gym.estimators.marginal`),
-which is M to first order; M itself stays within what the rewards allow, where few episodes make the
-correction of MDR wild. With variances and b, a bound on the bias of M that the data give, the share
+with N = NFIS, W = FWDR whose weights are clipped at sqrt(n) times their mean at each step, and
+M = DM with the influence values of MDR, which is M to first order (`ope_gym.estimators.marginal`).
 
-    s = (Var A - Cov) / (Var A + Var M - 2 Cov + b^2),   within [0, 1]
+One principle decides: each estimate has a variance and a squared bias, and a squared bias is the
+squared deviation from what should be, less the square of its standard error,
 
-has the least mean square error. What the data say of b are gaps g_j, each the distance of M from an
-estimate that trusts the model less, with its standard error S_j:
+    b^2 = (d^2 - S^2)+
 
-    MDR from DM, the rows of memory 1, 2, 4 and 8 (`marginal.Corrections`) from MDR, and A from M
+since d^2 exceeds the squared bias by S^2 in the mean.
 
-If the check of `ope_gym.estimators.markov` passes, only what chance does not explain counts,
-b^2 = max_j (g_j^2 - 9 S_j^2), or 0. If it fails, M is known to be biased, and
-b = max_j |g_j| + S_j. With too few steps for the check the gaps decide as if it had passed, but a
-value that rests on the model is then amber at best. The error of J includes s b.
+A: weights average 1 in expectation. If their mean m is below it, they have lost a part of what the
+target does, which would have paid like a return of spread tau: b_A^2 = ((1 - m)^2 - S^2)+ tau^2.
 
-Errors here are the cautious ones of ess-t, widened as its intervals are: where few episodes carry
-the weights, or the gap, it says little against M. Only Var A is not widened if the check fails:
-noisy weights are no reason to take a model that is known to be wrong. If the check passes, the
-error of A is at least that of ESS episodes with the spread of the recorded returns: a smaller one
-is luck where the reward is rare, and M is as good where q explains the returns.
+M: it should agree with A and with the rows of memory 1, 2, 4 and 8 (`marginal.Corrections`):
+b_g^2 = max_j (g_j^2 - S_j^2)+, less b_A^2 where the gap is that to A. And it knows nothing of
+actions that no episode shows, where it can be off by b_u (`marginal.Support`):
+b_M^2 = b_g^2 + b_u^2. Its variance is at least that of pooled residuals.
 
-A, in terms of influence values psi:
+c and s have the least mean square error. c is the slope of psi_N on psi_N - psi_W, psi influence
+values with clipped weights, 0 with a useless q model; over 1 + b^2 / S^2, b and S those of the gap
+N - W, unless the weights have lost a part: then N is no yardstick. With Var A as the intervals of
+ess-t see it, and no smaller than that of ESS returns, because less is luck,
 
-    c = h clip(<psi_N, psi_N - psi_W> / |psi_N - psi_W|^2, 0, 1)
-    h = min(1, (3 SE_{N-W} / (N - W))^2)
-    V = DM + k d,  d = W - DM,  k = d^2 / (d^2 + SE_d^2 / 4)
+    s = (Var A + b_A^2 - Cov) / (Var A + b_A^2 + Var M + b_M^2 - 2 Cov),   within [0, 1]
 
-W is FWDR with weights clipped at sqrt(n) times their mean at each step.
+The check of `ope_gym.estimators.markov` is a veto: if it fails, M is known to be wrong, and
+b_g = |g| + S; then neither noisy weights nor b_A are a reason to move towards it.
 
-c: the blend (1 - c) N + c W has the variance |psi_N - c (psi_N - psi_W)|^2 / n^2, which is least
-for the quotient in c, the slope of psi_N on psi_N - psi_W. It measures the q model: with a useless
-one it is 0, and A is NFIS. Both influence values here are those with clipped weights, centred
-within behaviours; N itself is not clipped, so for N and W c is near the optimum, not exactly there.
+The squared error of J is Var J + (1 - s)^2 b_A^2 + s^2 b_M^2, and its effective number of episodes
+that of Satterthwaite. ESS and diagnostics are those of the weights before clipping. Bootstrap
+replicates keep c, s and the clip. Without a q model J is NFIS, without ratios of visits it is A.
 
-h: N and W estimate the same value. Where they are more than three standard errors apart, the
-standard error is too small, as a rule because the sample lacks rare episodes; then h lowers c, and
-the verdict says so.
-
-k: W corrects DM by a noisy term d. The smaller d is beside its standard error, the more of it is
-left out: most of it below half a standard error. The reported error stays that of N - c (N - W):
-leaving out noise is not claimed as precision.
-
-ESS and verdict are those of the weights before clipping. Bootstrap replicates keep c, s, the amount
-left out and the clip. Without a q model J is NFIS, without ratios of visits it is A.
-
-Cost: that of NFIS thrice, and the fit of q. Weakness: a hidden state that shows neither in the
-residuals nor in the gaps; and the error knows nothing of q where no episode went.
+Cost: that of NFIS thrice, and the fit of q. Weakness: a bias of the model as small as the error of
+the weights shows nowhere, and the interval covers less there: the second interval, whatever the
+model, has room for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.chunks import Clip, Column
 from ope_gym.estimators.marginal import MEMORIES, Marginal, marginal
-from ope_gym.estimators.reductions import Returns, Starts
+from ope_gym.estimators.reductions import Returns
 from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.step_sums import Columns, StepSums
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps, normalise, weigh_column
-from ope_gym.inference.computed import Computed
+from ope_gym.inference.computed import Computed, Weights
 from ope_gym.inference.errors import (
     cautious_error,
     centre,
@@ -76,11 +63,8 @@ from ope_gym.inference.errors import (
     join_single,
     standard_error,
 )
-from ope_gym.verdict import Reason
 
-_APART = 3.0  # standard errors between two estimates that chance explains
-_LEAST = 1.2  # effective trajectories below which an error counts as unknown
-_DOUBT = 0.25  # of a squared standard error beside which a correction counts
+_LEAST = 1.2  # effective episodes below which Student's t says nothing: its quantile explodes
 
 
 def auto(c: Composition, setting: Setting) -> Steps[Computed]:
@@ -89,9 +73,29 @@ def auto(c: Composition, setting: Setting) -> Steps[Computed]:
     if not setting.has_q:
         return (yield from weigh_column(column, True, setting))
     weights, model, returns = yield from together(
-        weighted_blend(column, setting), marginal(setting, MEMORIES), ask(Returns(setting.gamma))
+        blend_of_weights(column, setting), marginal(setting, MEMORIES), ask(Returns(setting.gamma))
     )
     return rest_on(weights, model, returns, setting) if model.known else weights
+
+
+# J, of A and M ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """An estimate that a blend is made of, in a unit by which squares stay within floats.
+
+    Args:
+        influence: (n,), their mean is 0.
+        variance: NaN if unknown.
+        bias: its square.
+        freedom: effective number of episodes behind the variance.
+    """
+
+    influence: FloatArray
+    variance: float
+    bias: float
+    freedom: float
 
 
 def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Setting) -> Computed:
@@ -101,73 +105,149 @@ def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Se
         weights: A.
         model: M, and the evidence for it.
         returns: (n,) of the trajectories.
-        setting: of the evaluation.
+        setting: What all estimators of the evaluation share.
     """
-    own, steady = weights.influence, model.influence - model.value
-    value, ess = model.direct, float(np.min(weights.weights.ess))
-    share, bias, spread = _share(weights, model, returns, setting)
-    drawn = setting.drawn(steady + value)
-    if share == 1.0:  # nothing of the weights, which may be no numbers
-        own, replicates = np.zeros_like(own), drawn
+    groups, failed = setting.groups, model.markov.failed
+    unit = _largest(weights.influence, model.influence, model.gaps, returns)
+    a = part_of_weights(weights, returns / unit, groups, unit, failed)
+    m = part_of_model(model, weights, a, groups, unit)
+    s = _share(a, m, groups, failed, bool(np.isfinite(weights.value)))
+    steady = model.influence - model.value
+    drawn = setting.drawn(steady + model.direct)
+    if s == 1.0:  # nothing of the weights, which may be no numbers
+        value, influence, replicates = model.direct, steady, drawn
     else:
-        value = weights.value + share * (value - weights.value)
+        value = weights.value + s * (model.direct - weights.value)
+        influence = (1.0 - s) * weights.influence + s * steady
         replicates = weights.replicates
         if replicates is not None and drawn is not None:
-            replicates = replicates + share * (drawn - replicates)
+            replicates = replicates + s * (drawn - replicates)
+    hidden = model.hidden_error(groups) / unit
+    bias = (1.0 - s) ** 2 * a.bias + s**2 * (m.bias + hidden**2)
+    parts = ((1.0 - s, a), (s, m))
+    variances = [share**2 * part.variance if share else 0.0 for share, part in parts]
     return dataclasses.replace(
         weights,
         value=value,
-        influence=(1.0 - share) * own + share * steady,
+        influence=influence,
         replicates=replicates,
-        report={**weights.report, "s": share},
-        # a quarrel of NFIS and FWDR is one of the weights
-        reasons=model.markov.reasons if share >= 0.5 else weights.reasons,
-        by_model=share >= 0.5,
-        bias=share * bias,
-        freedom=_freedom((1.0 - share) ** 2 * spread[0, 0], share**2 * spread[1, 1], ess, own.size),
+        report={**weights.report, "s": s, "unknown": model.support.unknown},
+        reasons=model.reasons if s >= 0.5 else (),
+        by_model=s >= 0.5,
+        bias=unit * float(np.sqrt(bias)),
+        freedom=satterthwaite(variances, (a.freedom, m.freedom)),
     )
 
 
-def _share(
-    weights: Computed, model: Marginal, returns: FloatArray, setting: Setting
-) -> tuple[float, float, FloatArray]:
-    """Return s, the bound b, and the covariance (2, 2) of A and M up to a factor."""
-    groups, passed = setting.groups, not model.markov.failed
-    ess = float(np.min(weights.weights.ess))
-    # in a unit by which squares stay within floats
-    unit = _largest(weights.influence, model.influence, model.gaps, returns)
-    own, steady = weights.influence / unit, (model.influence - model.value) / unit
-    floor = 0.0  # a smaller error than that of ESS returns is luck
-    if passed and ess > 0.0:
-        floor = standard_error(returns / unit, groups) * np.sqrt(own.size / ess)
-    apart = max(wary_error(own - steady, groups, ess), floor)
-    bias = _bias(model, weights.value, apart, unit, groups)
-    # a model that failed the check is not taken because the weights are noisy
-    error = wary_error(own, groups, ess) if passed else cautious_error(own, groups)
-    calm = cautious_error(steady, groups)
-    if not np.isfinite(error):  # nothing is known of the weights, or of any spread
-        stay = np.isfinite(weights.value) and (np.isnan(calm) or not passed)
-        return (0.0 if stay else 1.0), bias * unit, np.eye(2)
-    spread = covariance_within(np.stack([own, steady]), groups)
-    share = least_error(max(error, floor), calm, float(spread[0, 1]), bias)
-    return share, bias * unit, spread
+def _share(a: Part, m: Part, groups: IntArray, failed: bool, known: bool) -> float:
+    """Return s; all of the model where the weights give no error, unless it is wrong, or no value.
+
+    Args:
+        a: Estimate by weights.
+        m: That of the model.
+        groups: (n,) groups of like trajectories.
+        failed: Whether the model is known to be wrong.
+        known: Whether the weights give a value.
+    """
+    if not np.isfinite(a.variance):
+        return 0.0 if known and (failed or np.isnan(m.variance)) else 1.0
+    if not np.isfinite(m.variance):
+        return 0.0
+    covariance = covariance_within(np.stack([a.influence, m.influence]), groups)[0, 1]
+    # a model that is known to be wrong does not gain by what the weights have lost
+    return least_error(dataclasses.replace(a, bias=0.0) if failed else a, m, float(covariance))
 
 
-def _bias(model: Marginal, by_weights: float, apart: float, unit: float, groups: IntArray) -> float:
-    """Return b: the distances of MDR from M, of the rows of memory from MDR, and of A from M.
+def part_of_weights(
+    weights: Computed, returns: FloatArray, groups: IntArray, unit: float, failed: bool
+) -> Part:
+    """Return A with the bias of lost weight, and with an error of no fewer than ESS returns.
+
+    Args:
+        weights: A.
+        returns: (n,) in units.
+        groups: (n,) groups of like trajectories.
+        unit: Unit of the squares.
+        failed: Whether the model is known to be wrong; then noisy weights are no reason to take it.
+    """
+    influence, own = weights.influence / unit, weights.weights
+    ess = float(np.min(own.ess))
+    error, spread = cautious_error(influence, groups), spread_of_returns(own, returns, groups)
+    if not (failed and ess > _LEAST):
+        error = max(widened(error, ess), spread / np.sqrt(max(ess, 1.0)))  # NaN if unknown
+    bias = lost_weight(own) * spread**2
+    return Part(influence, error**2, bias, max(ess, 1.0))
+
+
+def part_of_model(
+    model: Marginal, weights: Computed, a: Part, groups: IntArray, unit: float
+) -> Part:
+    """Return M with the bias that gaps show, and with that of what no episode shows.
 
     Args:
         model: M, and the evidence for it.
-        by_weights: value of A.
-        apart: error of A - M, in units.
-        unit: of the result.
-        groups: (n,) behaviours.
+        weights: A, from which it has a gap.
+        a: The same, as a part.
+        groups: (n,) groups of like trajectories.
+        unit: Unit of the squares.
     """
-    influence = [(model.influence - model.start) / unit, *(model.gaps / unit)]
-    gaps = [(model.value - model.direct) / unit, *(row.mean() for row in influence[1:])]
-    errors = [*(wary_error(row, groups) for row in influence), apart]
-    gaps.append((by_weights - model.direct) / unit)
-    return model_bias(np.array(gaps), np.array(errors), not model.markov.failed)
+    influence = (model.influence - model.value) / unit
+    gap = (model.direct - weights.value) / unit
+    apart = widened(cautious_error(a.influence - influence, groups), a.freedom)
+    rows = [(row.mean(), cautious_error(row, groups)) for row in model.gaps / unit]
+    if model.markov.failed:
+        known = [(abs(g), s) for g, s in [(gap, apart), *rows] if np.isfinite(g)]
+        seen = max((float(g + np.nan_to_num(s)) ** 2 for g, s in known), default=0.0)
+    else:
+        seen = max(squared_bias(gap, apart) - a.bias, *(squared_bias(*row) for row in rows), 0.0)
+    error, guess = model.error(groups) / unit, model.support.guess / unit
+    return Part(influence, error**2, seen + guess**2, float(influence.size))
+
+
+def squared_bias(deviation: float, error: float) -> float:
+    """Return d^2 - S^2, or 0: a squared deviation less what chance explains; 0 if unknown."""
+    square = deviation**2 - error**2
+    return max(square, 0.0) if np.isfinite(square) else 0.0
+
+
+def lost_weight(weights: Weights) -> float:
+    """Return the squared share of the weight that is missing, less what chance explains."""
+    return squared_bias(max(1.0 - weights.mean, 0.0), weights.mean_error)
+
+
+def widened(error: float, ess: float) -> float:
+    """Return the half width of an ess-t interval in normal standard errors; NaN if undefined."""
+    from scipy.special import ndtri, stdtrit
+
+    if not ess > _LEAST:
+        return np.nan
+    return float(error * stdtrit(ess - 1.0, 0.975) / ndtri(0.975) * np.sqrt(ess / (ess - 1.0)))
+
+
+def spread_of_returns(weights: Weights, returns: FloatArray, groups: IntArray) -> float:
+    """Return the standard deviation of one return, recorded or weighted: the larger one."""
+    inside = np.nan_to_num(standard_error(returns, groups)) * np.sqrt(returns.size)
+    total = float(weights.last.sum())
+    if not total > 0.0:
+        return float(inside)
+    centre = weights.last @ returns / total
+    return float(max(inside, np.sqrt(weights.last @ (returns - centre) ** 2 / total)))
+
+
+def least_error(a: Part, m: Part, covariance: float) -> float:
+    """Return the share of the second estimate that gives a blend the least mean square error."""
+    covariance = min(covariance, a.variance, m.variance)  # the errors may be larger, cautious ones
+    gain = a.variance + a.bias - covariance
+    apart = gain + m.variance + m.bias - covariance
+    return float(np.clip(gain / apart, 0.0, 1.0)) if apart > 0.0 else 1.0
+
+
+def satterthwaite(variances: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Return the effective number of episodes behind a sum of variances; NaN if one is unknown."""
+    total = sum(variances)
+    if total == 0.0:
+        return max(freedoms)
+    return total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
 
 
 def _largest(*arrays: FloatArray) -> float:
@@ -176,75 +256,13 @@ def _largest(*arrays: FloatArray) -> float:
     return largest if largest > 0.0 else 1.0
 
 
-def wary_error(influence: FloatArray, groups: IntArray, ess: float = np.inf) -> float:
-    """Return the half width of an ess-t interval in normal standard errors; NaN if undefined.
-
-    The effective sample size is at most that of the squared influence values: where few
-    trajectories carry them, their spread is hardly known.
-    """
-    from scipy.special import ndtri, stdtrit
-
-    error = cautious_error(influence, groups)
-    if not error > 0.0:
-        return error
-    u = centre(influence, join_single(groups)) / error
-    ess = min(ess, float(np.sum(u**2) ** 2 / np.sum(u**4)))
-    if not ess > _LEAST:
-        return np.nan
-    return float(error * stdtrit(ess - 1.0, 0.975) / ndtri(0.975) * np.sqrt(ess / (ess - 1.0)))
+# A, of N and W ---------------------------------------------------------------------------------
 
 
-def model_bias(gaps: FloatArray, errors: FloatArray, passed: bool) -> float:
-    """Bound the bias of the model by its distances from estimates that trust it less.
-
-    Args:
-        gaps: (m,) the distances.
-        errors: (m,) their standard errors; a gap whose error is unknown says nothing for a model
-            that passed.
-        passed: whether nothing else speaks against the model; then only what exceeds three
-            standard errors counts, otherwise all, and one standard error more.
-    """
-    if not passed:
-        errors = np.nan_to_num(errors, nan=0.0)  # an unknown error takes nothing from the gap
-    known = np.isfinite(gaps) & np.isfinite(errors)
-    if not known.any():
-        return 0.0
-    if passed:
-        square = float(np.max(gaps[known] ** 2 - (_APART * errors[known]) ** 2))
-        return float(np.sqrt(max(square, 0.0)))
-    return float(np.max(np.abs(gaps[known]) + errors[known]))
-
-
-def least_error(first: float, second: float, covariance: float, bias: float) -> float:
-    """Return the share of the second estimate that gives a blend the least mean square error.
-
-    Args:
-        first: standard error of the first.
-        second: standard error of the second.
-        covariance: of the two.
-        bias: of the second.
-    """
-    covariance = min(covariance, first**2, second**2)  # the errors may be the larger, cautious ones
-    apart = first**2 + second**2 - 2.0 * covariance + bias**2
-    return float(np.clip((first**2 - covariance) / apart, 0.0, 1.0)) if apart > 0.0 else 1.0
-
-
-def _freedom(first: float, second: float, ess: float, n: int) -> float:
-    """Return the effective number of trajectories of a blend, as Satterthwaite does.
-
-    Args:
-        first: variance of the part by weights.
-        second: variance of the part by the model.
-        ess: effective sample size of the weights.
-        n: trajectories.
-    """
-    total = first + second
-    return n if total == 0.0 else min(n, total**2 / (first**2 / max(ess, 1.0) + second**2 / n))
-
-
-def weighted_blend(column: Column, setting: Setting) -> Steps[Computed]:
-    """Compute A, the blend of NFIS, FWDR and DM."""
-    totals, start = yield StepSums(column, setting.gamma), Starts()
+def blend_of_weights(column: Column, setting: Setting) -> Steps[Computed]:
+    """Compute A, the blend of NFIS and FWDR."""
+    (totals,) = yield (StepSums(column, setting.gamma),)
+    plain: Computed
     nfis = normalise(column, totals, None, setting)
     clip = clip_of(totals.columns, setting.trajectories)
     calmer = dataclasses.replace(column, clip=clip)
@@ -255,8 +273,21 @@ def weighted_blend(column: Column, setting: Setting) -> Steps[Computed]:
     else:
         clipped_sums = _clipped(calmer, setting)
         plain, robust, (calm, clipped) = yield from together(nfis, fwdr, clipped_sums)
-    blended = blend(plain, calm.influence, robust, start, setting.groups)
-    return dataclasses.replace(blended, report={**blended.report, "truncated": clipped})
+    bias = 0.0 if lost_weight(plain.weights) else _bias_of_correction(plain, robust, setting.groups)
+    c = slope(calm.influence, robust.influence, setting.groups, bias)
+    report = {"c": c, "truncated": clipped}
+    if c == 0.0:
+        return dataclasses.replace(plain, report=report)
+    replicates = None
+    if plain.replicates is not None and robust.replicates is not None:
+        replicates = (1.0 - c) * plain.replicates + c * robust.replicates
+    return dataclasses.replace(
+        plain,
+        value=(1.0 - c) * plain.value + c * robust.value,
+        influence=(1.0 - c) * plain.influence + c * robust.influence,
+        replicates=replicates,
+        report=report,
+    )
 
 
 def _clipped(column: Column, setting: Setting) -> Steps[tuple[Computed, float]]:
@@ -279,71 +310,25 @@ def clip_of(columns: Columns, n: int) -> Clip | None:
         return Clip(np.asarray(columns.peak + np.log(sums) - 0.5 * np.log(n)))
 
 
-def blend(
-    plain: Computed, calm: FloatArray, robust: Computed, start: FloatArray, groups: IntArray
-) -> Computed:
-    """Blend NFIS and FWDR, as the head of this module derives.
+def _bias_of_correction(plain: Computed, robust: Computed, groups: IntArray) -> float:
+    """Return the squared bias of W, by its distance from N, over the variance of that distance."""
+    gap = plain.value - robust.value
+    if not np.isfinite(gap) or gap == 0.0:
+        return 0.0
+    with np.errstate(over="ignore"):
+        error = cautious_error((plain.influence - robust.influence) / gap, groups)
+    return squared_bias(1.0 / error, 1.0) if error > 0.0 else 0.0
+
+
+def slope(plain: FloatArray, corrected: FloatArray, groups: IntArray, bias: float = 0.0) -> float:
+    """Return the c in [0, 1] for which (1 - c) plain + c corrected has the least error in groups.
 
     Args:
-        plain: NFIS.
-        calm: (n,) influence values of NFIS with clipped weights.
-        robust: FWDR with clipped weights.
-        start: (n,) the q model's v at the start.
-        groups: (n,) behaviours.
+        plain: (n,) influence values.
+        corrected: (n,) those of the estimate with a correction.
+        groups: (n,) groups of like trajectories.
+        bias: Squared bias of the latter, over the variance of the correction.
     """
-    agreed = agreement(plain.value - robust.value, plain.influence - robust.influence, groups)
-    share = agreed * calibration(calm, robust.influence, groups)
-    gap = robust.value - float(start.mean())
-    kept = believed(gap, robust.influence - start, groups)  # of d: without the spread of starts
-    left_out = share * (1.0 - kept) * gap if share else 0.0
-    computed = dataclasses.replace(
-        plain,
-        reasons=_contradiction(agreed),
-        report={"c": share, "k": kept, "left out": left_out},
-    )
-    if share == 0.0:
-        return computed
-    replicates = None
-    if plain.replicates is not None and robust.replicates is not None:
-        replicates = (1.0 - share) * plain.replicates + share * robust.replicates - left_out
-    return dataclasses.replace(
-        computed,
-        value=(1.0 - share) * plain.value + share * robust.value - left_out,
-        influence=(1.0 - share) * plain.influence + share * robust.influence,
-        replicates=replicates,
-    )
-
-
-def _contradiction(agreed: float) -> tuple[Reason, ...]:
-    """Doubt the estimate if NFIS and FWDR differ by more than three standard errors."""
-    if agreed == 1.0:
-        return ()
-    errors = _APART / np.sqrt(agreed) if agreed > 0.0 else np.inf
-    return (Reason("blends_apart", errors=float(errors)),)
-
-
-def agreement(gap: float, influence: FloatArray, groups: IntArray) -> float:
-    """Return the share h that is left of a correction: below 1 beyond three standard errors."""
-    error = _relative_error(gap, influence, groups)
-    return 1.0 if np.isnan(error) else float(min(1.0, (_APART * error) ** 2))
-
-
-def believed(gap: float, influence: FloatArray, groups: IntArray) -> float:
-    """Return the share k of a correction that is believed: near 1 if larger than its error."""
-    error = _relative_error(gap, influence, groups)
-    return 1.0 if np.isnan(error) else float(1.0 / (1.0 + _DOUBT * error**2))
-
-
-def _relative_error(gap: float, influence: FloatArray, groups: IntArray) -> float:
-    """Return the standard error of a gap as a share of it; NaN if either is unknown or 0."""
-    if not np.isfinite(gap) or gap == 0.0:
-        return np.nan
-    with np.errstate(over="ignore"):
-        return standard_error(influence / gap, groups)  # in this unit squares stay within floats
-
-
-def calibration(plain: FloatArray, corrected: FloatArray, groups: IntArray) -> float:
-    """Return the c in [0, 1] for which (1 - c) plain + c corrected varies least within groups."""
     groups = join_single(groups)  # else groups of one would not count
     base = centre(plain, groups)
     with np.errstate(invalid="ignore"):  # of values that are not finite
@@ -352,5 +337,4 @@ def calibration(plain: FloatArray, corrected: FloatArray, groups: IntArray) -> f
     if not np.isfinite(largest) or largest == 0.0:
         return 0.0
     base, change = base / largest, change / largest  # their squares could leave the floats
-    size = float(change @ change)
-    return float(np.clip(base @ change / size, 0.0, 1.0))
+    return float(np.clip(base @ change / float(change @ change) / (1.0 + bias), 0.0, 1.0))

@@ -29,6 +29,9 @@ class Weighted:
         direct: (n,) v at the start of a q that was learned from all episodes; None without one.
         visits: (2, S) ratio of the target's visits to the recorded ones, and the residual at these
             visits; None where they are unknown.
+        unknown: (4, S) ratio of visits to the state of a step, those to actions that no other
+            episode shows the q model, what these may be worth, and whether the recorded action is
+            one; NaN, or None, if the model cannot tell.
         past: columns (S, p) of the actions and (S, m) of other things that a step shows, by which
             later residuals might be predicted; None where they are unknown.
         step_ratios: (S,) log pi / mu of each action by itself; None where nobody asks for them. The
@@ -49,6 +52,7 @@ class Weighted:
     start: FloatArray | None = None
     direct: FloatArray | None = None
     visits: FloatArray | None = None
+    unknown: FloatArray | None = None
     past: tuple[NDArray[Any], NDArray[Any]] | None = None
     step_ratios: FloatArray | None = None
     unit: float = 1.0
@@ -168,6 +172,7 @@ def _piece(chunk: Weighted, begin: int, end: int) -> Weighted:
         start=trajectories(chunk.start),
         direct=trajectories(chunk.direct),
         visits=steps(chunk.visits),
+        unknown=steps(chunk.unknown),
         step_ratios=steps(chunk.step_ratios),
         unit=chunk.unit,
         first=chunk.first + begin,

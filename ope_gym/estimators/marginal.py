@@ -9,7 +9,8 @@ weights does. It is right if q is right, or if omega is; the price is that both 
 to be a Markov state, which `ope_gym.estimators.markov` checks. DM is the mean of v_0 alone, with a
 q that was learned from all episodes where that is cheap. The two have the same noise to first
 order, so the error of DM is the one of MDR: the spread of the starts alone would leave out that q
-was learned from these episodes.
+was learned from these episodes. Of actions that no episode shows the model knows nothing, and of
+those that one shows it does not know the spread: `Support` bounds what these may be worth.
 
 Known in the literature as double reinforcement learning (Kallus and Uehara, 2020); without q the
 ratios alone give marginalised importance sampling (Xie, Ma and Wang, 2019), which for a table or a
@@ -22,10 +23,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.chunks import LARGEST, Weighted
 from ope_gym.estimators.markov import MarkovCheck, check_markov
 from ope_gym.estimators.reductions import Arrays, Starts
@@ -33,9 +35,11 @@ from ope_gym.estimators.run import ask, together
 from ope_gym.estimators.table import Composition
 from ope_gym.estimators.weighted import Setting, Steps
 from ope_gym.inference.computed import Computed, Weights
+from ope_gym.inference.errors import cautious_error
 from ope_gym.verdict import Reason
 
 MEMORIES = (0, 1, 2, 4, 8)  # of the rows that auto compares
+UNKNOWN = 0.05  # share of the target's visits beyond which what the model guesses is said aloud
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,65 @@ def _earlier(values: FloatArray, k: int, chunk: Weighted, start: float) -> Float
     return shifted
 
 
+class Support(NamedTuple):
+    """How much of what the target does the model has data of; n trajectories.
+
+    Args:
+        pooled: Standard error of a value whose residuals all have one spread e,
+            e sqrt(sum omega^2) / n: an action seen once shows no spread of its own.
+        unknown: Share of the target's visits whose action no episode shows the model; NaN if the
+            model cannot tell.
+        guess: What these may be worth, the sum of their visits times the spread of q between the
+            actions of a state, as if all guesses erred to the same side; 0 if it cannot tell.
+    """
+
+    pooled: float
+    unknown: float
+    guess: float
+
+
+@dataclass
+class _SupportSums:
+    """Sums of squares of omega and of residuals, their number, visits, unknown ones, guesses."""
+
+    sums: FloatArray
+    unit: float
+
+    def merge(self, other: _SupportSums) -> None:
+        """Add the sums of later chunks."""
+        self.sums = self.sums + other.sums
+
+
+@dataclass(frozen=True)
+class AskSupport:
+    """Sum what `Support` is made of, over so many trajectories."""
+
+    trajectories: int
+
+    def part(self, chunk: Weighted) -> _SupportSums:
+        """Sum over the steps of a chunk."""
+        if chunk.visits is None:
+            return _SupportSums(np.full(6, np.nan), chunk.unit)
+        ratio, residuals = chunk.visits
+        learned, visits = ratio != 0.0, np.full(3, np.nan)
+        if chunk.unknown is not None:
+            learned &= chunk.unknown[3] != 1.0  # of a guess the residual says nothing
+            visits = chunk.unknown[:3].sum(axis=1)
+        learned = residuals[learned] / chunk.unit
+        sums = [ratio @ ratio, learned @ learned, learned.size, *visits]
+        return _SupportSums(np.array(sums), chunk.unit)
+
+    def total(self, merged: _SupportSums) -> Support:
+        """Return the answer."""
+        ratio, residuals, steps, visits, unknown, guess = merged.sums.tolist()
+        spread = merged.unit * np.sqrt(residuals / max(steps, 1.0))
+        return Support(
+            float(spread * np.sqrt(ratio) / self.trajectories),
+            unknown / visits if visits > 0.0 else np.nan,
+            0.0 if np.isnan(guess) else guess / self.trajectories,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Marginal:
     """MDR and the evidence for it; n trajectories.
@@ -105,6 +168,7 @@ class Marginal:
         influence: (n,) of MDR; their mean is its value.
         gaps: (m, n) influence values of how far the rows of longer memory lie from MDR.
         markov: whether past steps predict the residuals.
+        support: How much of what the target does the model has data of.
     """
 
     direct: float
@@ -112,6 +176,7 @@ class Marginal:
     influence: FloatArray
     gaps: FloatArray
     markov: MarkovCheck
+    support: Support
 
     @property
     def value(self) -> float:
@@ -123,15 +188,36 @@ class Marginal:
         """Whether there are ratios of visits at all."""
         return bool(np.all(np.isfinite(self.influence)))
 
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Grounds of an estimate from the model, and what speaks against it."""
+        share, reasons = self.support.unknown, self.markov.reasons
+        if not share > UNKNOWN:
+            return reasons
+        return (Reason("actions_unknown", share=share), *reasons)
+
+    def hidden_error(self, groups: IntArray) -> float:
+        """Return what pooled residuals add to the standard error of the influence values."""
+        own, pooled = np.nan_to_num(cautious_error(self.influence, groups)), self.support.pooled
+        return float(np.sqrt(max(pooled - own, 0.0)) * np.sqrt(pooled + own))
+
+    def error(self, groups: IntArray) -> float:
+        """Return the standard error, at least that of pooled residuals; NaN if unknown."""
+        return float(np.hypot(cautious_error(self.influence, groups), self.hidden_error(groups)))
+
 
 def marginal(setting: Setting, memories: tuple[int, ...] = (0,)) -> Steps[Marginal]:
     """Compute MDR and the evidence for it, with rows of these memories."""
     corrections = Corrections(setting.gamma, memories)
-    direct, start, added, markov = yield from together(
-        ask(Starts(direct=True)), ask(Starts()), ask(corrections), check_markov()
+    direct, start, added, markov, support = yield from together(
+        ask(Starts(direct=True)),
+        ask(Starts()),
+        ask(corrections),
+        check_markov(),
+        ask(AskSupport(setting.trajectories)),
     )
     value = float(direct.mean())
-    return Marginal(value, start, start + added[0], added[1:] - added[0], markov)
+    return Marginal(value, start, start + added[0], added[1:] - added[0], markov, support)
 
 
 def mdr(c: Composition, setting: Setting) -> Steps[Computed]:
@@ -140,10 +226,10 @@ def mdr(c: Composition, setting: Setting) -> Steps[Computed]:
     Kallus & Uehara (2020), Double reinforcement learning, https://arxiv.org/abs/1908.08526.
     """
     model = yield from marginal(setting)
-    computed = _computed(model.value, model.influence, setting)
-    if not model.known:
-        return dataclasses.replace(computed, reasons=(Reason("visits_unknown"),))
-    return dataclasses.replace(computed, reasons=model.markov.reasons)
+    if model.known:
+        return _computed(model.value, model.influence, model, setting)
+    computed = _computed(model.value, model.influence, None, setting)
+    return dataclasses.replace(computed, reasons=(Reason("visits_unknown"),))
 
 
 def direct(c: Composition, setting: Setting) -> Steps[Computed]:
@@ -153,19 +239,26 @@ def direct(c: Composition, setting: Setting) -> Steps[Computed]:
     https://arxiv.org/abs/1903.08738.
     """
     model = yield from marginal(setting)
-    if not model.known:
-        spread = model.start - model.start.mean() + model.direct
-        computed = _computed(model.direct, spread, setting)
-        return dataclasses.replace(computed, reasons=(Reason("visits_guessed"),))
-    computed = _computed(model.direct, model.influence - model.value + model.direct, setting)
-    return dataclasses.replace(computed, reasons=model.markov.reasons)
+    if model.known:
+        steady = model.influence - model.value + model.direct
+        return _computed(model.direct, steady, model, setting)
+    spread = model.start - model.start.mean() + model.direct
+    computed = _computed(model.direct, spread, None, setting)
+    return dataclasses.replace(computed, reasons=(Reason("visits_guessed"),))
 
 
-def _computed(value: float, influence: FloatArray, setting: Setting) -> Computed:
+def _computed(
+    value: float, influence: FloatArray, model: Marginal | None, setting: Setting
+) -> Computed:
+    """Return an estimate without weights; what a model hides and guesses widens its error."""
     n = float(influence.size)
-    return Computed(
+    computed = Computed(
         value,
         influence,
         Weights(np.array([[n], [n], [0.0]]), np.zeros(influence.size)),
         replicates=setting.drawn(influence),
     )
+    if model is None:
+        return computed
+    bias = float(np.hypot(model.hidden_error(setting.groups), model.support.guess))
+    return dataclasses.replace(computed, bias=bias, reasons=model.reasons)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ope_gym.arrays import FloatArray
+from ope_gym.inference.errors import spread_of
 from ope_gym.verdict import Reason
 
 
@@ -35,6 +36,17 @@ class Weights:
     def top(self) -> float:
         """Log of the largest last weight."""
         return float(self.log_last.max())
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean of the last weights, 1 in expectation if they are plain."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(np.exp(self.top) * self.last.sum() / self.last.size)
+
+    @cached_property
+    def mean_error(self) -> float:
+        """Standard error of that mean."""
+        return spread_of(self.last).cautious * (self.mean / self.last.mean()) if self.mean else 0.0
 
     @property
     def ess(self) -> FloatArray:

@@ -109,7 +109,7 @@ def weight_diagnostics(
     ess_curve, log_last = weights.ess, weights.log_last
     least = float(ess_curve.min())
     step = int(np.argmax(ess_curve <= least * (1.0 + _TIE)))  # the first, whatever is rounded
-    top, last = weights.top, weights.last
+    last = weights.last
     total, square = (np.bincount(behaviour_ids, x, behaviours) for x in (last, last * last))
     weight = weights.sums[0]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -120,7 +120,7 @@ def weight_diagnostics(
             behaviour_shares=total / max(float(total.sum()), np.finfo(np.float64).tiny),
             behaviour_ess=np.divide(total**2, square, out=np.zeros(behaviours), where=square > 0),
             max_share=float(np.max(np.where(weight > 0, 1.0 / weight, 1.0))),
-            mean_weight=float(np.exp(top) * total.sum() / last.size),
+            mean_weight=weights.mean,
             pareto_k=pareto_k(last),
             capped_share=weights.capped_share,
             log_last=log_last,

@@ -17,9 +17,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray, annuity, check_column, check_finite
 from ope_gym.batches import Tree, take
@@ -29,6 +30,7 @@ from ope_gym.policies.numerics import choices
 from ope_gym.weights.answers import Answers
 
 SAMPLES = 16  # actions drawn from the target to average over, if they are continuous
+_PAIRS = 5  # differences between actions from which their spread is known well enough
 _ROWS = 1 << 16  # steps evaluated at once, to bound the memory
 
 
@@ -64,10 +66,26 @@ class Visits:
             by the mean number of recorded visits in an episode.
         residuals: (S,) r - q + gamma v of the next step, averaged over the times of these visits;
             NaN for that at the time of the step, None if all are.
+        unknown: (4, S) visits to the state of the step, as a ratio; those of them to actions that
+            no other fold has data of, what these may be worth, and whether the recorded action is
+            one; see `Known`. None if the model cannot tell.
     """
 
     ratio: FloatArray
     residuals: FloatArray | None = None
+    unknown: FloatArray | None = None
+
+
+class Known(NamedTuple):
+    """The actions at n recorded steps that a model has data of.
+
+    Args:
+        actions: (A, n).
+        ratio: (n,) visits of the target to the state, relative to the recorded ones.
+    """
+
+    actions: NDArray[np.bool_]
+    ratio: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +155,10 @@ class ActionValues(ABC):
 
     def visits(self, answers: Answers, rows: IntArray) -> Visits | None:
         """Return how often the target comes by recorded steps (n,); None if these cannot tell."""
+        return None
+
+    def knows(self, answers: Answers, rows: IntArray) -> Known | None:
+        """Return of which actions at recorded steps there are data; None if these cannot tell."""
         return None
 
     @classmethod
@@ -273,6 +295,35 @@ def of_chosen(everything: FloatArray, actions: Tree) -> FloatArray:
     """Return the values (n,) of the chosen actions, from those of all actions (n, A)."""
     chosen = choices(actions, *everything.shape)
     return np.asarray(everything[np.arange(chosen.size), chosen])
+
+
+def unknown_part(q: FloatArray, probs: FloatArray, known: Known, chosen: IntArray) -> FloatArray:
+    """Return visits, those to actions without data, and what these may be worth, see `Visits`.
+
+    A guess of their q is as far off as the known actions of a state are apart, whose pooled
+    standard deviation is taken; where hardly a state shows two of them, that of all known q.
+
+    Args:
+        q: (A, n) of the actions at n steps.
+        probs: (A, n) of the target.
+        known: the actions that there are data of.
+        chosen: (n,) recorded actions.
+    """
+    actions, nothing = known.actions, np.zeros(known.ratio.size)
+    if actions.all():
+        return np.stack([known.ratio, nothing, nothing, nothing])
+    unit = float(np.abs(q).max()) or 1.0  # by which squares stay within floats
+    q, count = q / unit, actions.sum(axis=0)
+    mean = np.where(actions, q, 0.0).sum(axis=0) / np.maximum(count, 1)
+    freedom = float(np.maximum(count - 1, 0).sum())
+    if freedom >= _PAIRS:
+        spread = np.sqrt(np.sum(np.where(actions, q - mean, 0.0) ** 2) / freedom)
+    else:
+        spread = np.std(q[actions]) if actions.any() else 0.0
+    spread *= unit * np.sqrt(2.0 * np.log(max(len(q), 2)))  # the best of so many lies so far above
+    visits = known.ratio * np.where(actions, 0.0, probs).sum(axis=0)
+    guessed = ~actions[chosen, np.arange(chosen.size)]
+    return np.stack([known.ratio, visits, visits * spread, guessed])
 
 
 def each_action(chosen: IntArray) -> Iterator[tuple[int, slice | IntArray]]:

@@ -24,6 +24,7 @@ from ope_gym.models.base import (
     QModel,
     Visits,
     each_action,
+    unknown_part,
 )
 from ope_gym.policies import FinitePolicy
 from ope_gym.policies.numerics import choices
@@ -156,6 +157,7 @@ class _Evaluation:
         cuts = np.searchsorted(part[order], np.arange(folds + 1))
         q, v, ratio = np.zeros((3, len(fitted), part.size))
         residuals = np.full((len(fitted), part.size), np.nan)
+        unknown = np.full((len(fitted), 4, part.size), np.nan)
         visited, averaged = [fitted[0].visits] * len(fitted), False
         direct: list[FloatArray | None] = [None] * len(fitted)
         for k, values in enumerate(zip(*(own.values for own in fitted), strict=True)):
@@ -176,12 +178,18 @@ class _Evaluation:
                         visited[i] = False
                         continue
                     ratio[i, here] = visits.ratio
+                    if visits.unknown is not None:
+                        unknown[i, :, here] = visits.unknown
                     if visits.residuals is not None:
                         residuals[i, here], averaged = visits.residuals, True
         place = np.empty_like(order)
         place[order] = np.arange(order.size)
         visits_of = [
-            Visits(ratio[i].take(place), residuals[i].take(place) if averaged else None)
+            Visits(
+                ratio[i].take(place),
+                residuals[i].take(place) if averaged else None,
+                unknown[i].take(place, axis=1),
+            )
             if visited[i]
             else None
             for i in targets
@@ -215,8 +223,15 @@ class _Evaluation:
             q = np.empty((len(values), rows.size))
             for a, some in each_action(self.chosen[rows]):
                 q[:, some] = everything[:, a, some]
-            for table, asked in zip(everything, self.answers, strict=True):
-                table *= asked.columns(rows)
+            for i, (table, asked) in enumerate(zip(everything, self.answers, strict=True)):
+                probs = asked.columns(rows)
+                visits_of = seen[i]
+                known = None if visits_of is None else values[i].knows(asked, rows)
+                if visits_of is not None and known is not None:
+                    seen[i] = replace(
+                        visits_of, unknown=unknown_part(table, probs, known, self.chosen[rows])
+                    )
+                table *= probs
             v = everything.sum(axis=1)
         else:
             askers = zip(values, self.answers, self.rngs, strict=True)

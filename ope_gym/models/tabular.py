@@ -13,7 +13,7 @@ from ope_gym import batches
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.models.base import ActionValues, Problem, QModel, Visits, of_chosen
+from ope_gym.models.base import ActionValues, Known, Problem, QModel, Visits, of_chosen
 from ope_gym.models.process import Process
 from ope_gym.policies import FinitePolicy
 from ope_gym.policies.numerics import choices
@@ -206,9 +206,22 @@ class TableValues(ActionValues):
         influence = ratio[pair] * paid + np.append(moves, 0.0)[transition]  # 0 where it is -1
         unseen = self._process.seen.ravel()[pair] == 0
         influence[unseen & (transition < 0)] = 0.0  # a guess of q that no next state corrects
-        share = np.divide(influence, ratio[pair], out=np.zeros(rows.size), where=ratio[pair] > 0)
+        residuals = np.divide(
+            influence, ratio[pair], out=np.zeros(rows.size), where=ratio[pair] > 0
+        )
         # what only this fold has seen corrects the guess of this fold alone, one part of all
-        return Visits(np.where(unseen, self._share, 1.0) * ratio[pair], share)
+        return Visits(np.where(unseen, self._share, 1.0) * ratio[pair], residuals)
+
+    def knows(self, answers: Answers, rows: IntArray) -> Known:
+        """Return which actions other folds have seen in the states of recorded steps."""
+        known, kept = self._process.seen > 0, self._recorded
+        # the visits of a state are spread over its known actions, and once more over the others
+        visits = self._ratios[0] * np.maximum(kept.seen, 1)
+        spread = known.any(axis=1) + np.where(known, 0.0, self._process.probs).sum(axis=1)
+        steps = kept.seen.reshape(known.shape).sum(axis=1)
+        ratio = visits.reshape(known.shape).sum(axis=1) / spread / np.maximum(steps, 1)
+        state = kept.pair[rows] // known.shape[1]
+        return Known(known.T[:, state], ratio[state])
 
     @cached_property
     def _ratios(self) -> tuple[FloatArray, FloatArray]:

@@ -172,7 +172,8 @@ class Memory:
         if own is None:
             return baseline
         # with residuals of the given q, not of the usual one
-        return dataclasses.replace(baseline, visits=Visits(own.ratio))
+        visits = Visits(own.ratio, unknown=own.unknown)
+        return dataclasses.replace(baseline, visits=visits)
 
     def _problem(self, answers: Answers) -> Problem:
         """Return what the q model is to learn, with random numbers from the seed."""

@@ -92,11 +92,12 @@ class Weighing:
             if missing:
                 shared.mismatch = self._add_bases(bases, missing, data, behaviours, first)
             log_w = {scheme: bases[scheme] + prefix for scheme in self.schemes}
-        residuals = start = direct = visits = past = ratios = None
+        residuals = start = direct = visits = unknown = past = ratios = None
         if baseline is not None:
             residuals = baseline.residuals(data.rewards, offsets, self.gamma)
             start, direct = baseline.at_start(offsets), baseline.direct
             visits = baseline.marginal(residuals)
+            unknown = None if baseline.visits is None else baseline.visits.unknown
             past = past_columns(data, answers.target)
             if visits is not None and "basic" in bases and own.size:
                 basic = bases["basic"]
@@ -111,6 +112,7 @@ class Weighing:
             start=start,
             direct=direct,
             visits=visits,
+            unknown=unknown,
             past=past,
             step_ratios=ratios,
             unit=float(np.abs(data.rewards if bounds is None else bounds).max(initial=0.0)) or 1.0,

@@ -22,7 +22,7 @@ from ope_gym import Trajectories
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.policies import Snapshot
 
-Noise: TypeAlias = Literal["", "normal", "t", "pareto"]
+Noise: TypeAlias = Literal["", "normal", "t", "pareto", "pareto 1.5", "lognormal"]
 Logits: TypeAlias = FloatArray  # (..., O, A)
 
 WRONG_TEMPERATURE = 1.3  # of the propensities that a faulty recorder keeps
@@ -37,11 +37,11 @@ class TablePolicy(Snapshot):
 
     def probs(self, observations: Any) -> FloatArray:
         """Return the probability of every action, shape (n, A)."""
-        return np.asarray(self.table[np.asarray(observations)])
+        return np.asarray(self.table[_numbers(observations)])
 
     def log_prob(self, observations: Any, actions: Any) -> FloatArray:
         """Return the log-probability of each action, -inf where it is impossible; shape (n,)."""
-        return np.asarray(self._logs[np.asarray(observations), np.asarray(actions)])
+        return np.asarray(self._logs[_numbers(observations), np.asarray(actions)])
 
     @classmethod
     def log_prob_stack(
@@ -76,8 +76,8 @@ class Process:
         ends: (S, A, M) whether the episode ends with it.
         seen: (S,) the observation of each state.
         horizon: the time limit.
-        noise: added to each reward: none, N(0, 1), t with 2.5 degrees of freedom, or Pareto with
-            tail index 2.5 less its mean.
+        noise: added to each reward: none, N(0, 1), t with 2.5 degrees of freedom, or, less its
+            mean, Pareto with tail index 2.5 or 1.5 or the exponential of N(0, 1.5^2).
     """
 
     start: FloatArray
@@ -139,13 +139,18 @@ class Episodes:
     ids: IntArray
     running: NDArray[np.bool_]
 
-    def recorded(self, tables: FloatArray) -> Trajectories:
-        """Return the episodes as a recorder would keep them; tables are what it knows (K, O, A)."""
+    def recorded(self, tables: FloatArray, numbers: bool = False) -> Trajectories:
+        """Return the episodes as a recorder would keep them.
+
+        Args:
+            tables: (K, O, A) what it knows of the policies.
+            numbers: whether observations are real numbers, not the names of states.
+        """
         lengths = self.alive.sum(axis=1)
         seen, actions = self.seen[self.alive], self.actions[self.alive]
         ids = np.repeat(self.ids, lengths)
         return Trajectories.from_arrays(
-            seen,
+            seen[:, None].astype(np.float64) if numbers else seen,
             actions,
             self.rewards[self.alive],
             np.log(tables[ids, seen, actions]),
@@ -169,12 +174,14 @@ class Setup:
         target: (O, A) probabilities of the policy to evaluate.
         recorded: (K, O, A) probabilities that the recorder believes; those of `loggers` unless
             propensities are wrong.
+        numbers: whether observations are real numbers, so that models have to generalise.
     """
 
     process: Process
     loggers: FloatArray
     target: FloatArray
     recorded: FloatArray | None = None
+    numbers: bool = False
     truth_variance: float = field(default=0.0, init=False)
 
     @property
@@ -191,7 +198,8 @@ class Setup:
         """Return n episodes, shared out evenly among the loggers."""
         ids = shared_out(n, len(self.loggers))
         played = self.process.play(self.loggers, ids, rng)
-        return played.recorded(self.loggers if self.recorded is None else self.recorded)
+        tables = self.loggers if self.recorded is None else self.recorded
+        return played.recorded(tables, self.numbers)
 
     def misrecorded(self) -> Setup:
         """Return the setup with propensities recorded at the wrong temperature."""
@@ -217,6 +225,12 @@ class Setup:
         ids = shared_out(1000, len(self.loggers))
         played = self.process.play(self.loggers, ids, np.random.default_rng(0))
         return int(np.bincount(played.seen[played.alive]).argmax())
+
+
+def _numbers(observations: Any) -> IntArray:
+    """Return which rows of a table observations stand for."""
+    seen = np.asarray(observations)
+    return seen if seen.dtype.kind in "iu" else np.rint(seen[:, 0]).astype(np.int64)
 
 
 def soft_history(
@@ -256,4 +270,8 @@ def _noise(kind: Noise, shape: tuple[int, ...], rng: np.random.Generator) -> Flo
         return np.asarray(rng.standard_t(2.5, size=shape))
     if kind == "pareto":
         return np.asarray(rng.pareto(2.5, size=shape) - 1.0 / 1.5)
+    if kind == "pareto 1.5":
+        return np.asarray(rng.pareto(1.5, size=shape) - 1.0 / 0.5)
+    if kind == "lognormal":
+        return np.asarray(rng.lognormal(0.0, 1.5, size=shape) - np.exp(1.125))
     return 0.0
