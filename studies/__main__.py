@@ -10,18 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ope_gym.arrays import cores
+from ope_gym.scale.ray import WorkerError, connect
 from studies import STUDIES
-from studies.harness.chunks import read_chunks
+from studies.harness.kept import folder_of, read_runs, spans_of
 from studies.harness.registry import chosen_studies, listed_studies
 from studies.harness.report import write_report
-from studies.harness.runner import conduct, folder_of, label
+from studies.harness.runner import conduct, label
 from studies.harness.study import Study
-from studies.harness.workers import (
-    RAY_HELP,
-    WorkerError,
-    connect,
-    ray_address,
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +65,8 @@ def _run_all(studies: Sequence[Study], args: argparse.Namespace, page: Path) -> 
 def _stopped(study: Study, args: argparse.Namespace) -> str:
     """Say how many runs a stopped study has kept."""
     count = study.plan.runs if args.runs is None else args.runs
-    kept, _ = read_chunks(folder_of(study, args.out, args.seed), count)
+    folder = folder_of(study, args.out, args.seed)
+    kept = [span for span in spans_of(study, count) if read_runs(folder, span)]
     runs = sum(stop - start for start, stop in kept)
     return (
         f"stopped; {runs} of {count} runs of {label(study)} are kept in {args.out}; give the same "
@@ -127,9 +123,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const=True,
         default=False,
-        type=ray_address,
         metavar="ADDRESS",
-        help=RAY_HELP,
+        help="compute on a Ray cluster: auto, local (a new one here), HOST:PORT or "
+        "ray://HOST:PORT; alone, the one of RAY_ADDRESS, else one on this machine, else a new one",
     )
     parser.add_argument(
         "--out",

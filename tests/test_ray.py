@@ -26,8 +26,9 @@ from ope_gym.policies import LinearSigmoid
 from ope_gym.scale import ray as ray_tasks
 from ope_gym.scale.ray import WorkerError, connect
 from ope_gym.scale.workers import Workers
-from studies.harness import workers
-from studies.harness.runner import collect, folder_of
+from studies.harness import runner
+from studies.harness.kept import folder_of
+from studies.harness.runner import collect
 from studies.harness.study import Runs, Seeds
 from tests.builders import assert_same
 from tests.file_builders import made, record
@@ -118,7 +119,7 @@ def test_errors_come_as_themselves_and_other_versions_are_refused(
         patch.setattr(ray_tasks, "_versions", lambda: ("another", "one"))
         with pytest.raises(WorkerError, match=r"has ope_gym and numpy .* instead of \('another'"):
             evaluate(lambda: data, TARGET, compute=Compute(ray=True))
-    monkeypatch.setattr(workers, "fingerprint", lambda study, seed: "another")
+    monkeypatch.setattr(runner, "fingerprint", lambda study, seed: "another")
     with pytest.raises(WorkerError, match="coin: a Ray worker has other code"):
         collect(Coin(), tmp_path, runs=4, seed=0, ray=True, progress=False)
     assert not list(tmp_path.glob("chunks/*/*.npz"))

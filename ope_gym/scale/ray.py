@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class WorkerError(RuntimeError):
 
 def in_order(
     address: bool | str, function: Callable[[Any], Any], items: Sequence[Any]
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Yield the results of a function in the order of the items.
 
     Args:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -80,7 +81,9 @@ class Workers:
         else:
             yield from _told(self._by_joblib("loky", _packed(function), items))
 
-    def _by_joblib(self, backend: str, function: Any, items: Sequence[Any]) -> Iterator[Any]:
+    def _by_joblib(
+        self, backend: str, function: Any, items: Sequence[Any]
+    ) -> Generator[Any, None, None]:
         from joblib import Parallel, delayed, parallel_config
 
         loky: dict[str, Any] = {"inner_max_num_threads": 1, "idle_worker_timeout": _IDLE}
@@ -134,9 +137,10 @@ def _unpacked(function: bytes) -> Callable[[Any], Any]:
     return cloudpickle.loads(function)  # type: ignore[no-any-return]
 
 
-def _told(outcomes: Iterator[Any]) -> Iterator[Any]:
+def _told(outcomes: Generator[Any, None, None]) -> Iterator[Any]:
     """Yield the results that other processes made, and repeat their warnings here."""
-    for result, caught in outcomes:
-        for category, message in caught:
-            warnings.warn(message, category, stacklevel=2)
-        yield result
+    with closing(outcomes):  # at once: the garbage collector would print what Ctrl-C interrupts
+        for result, caught in outcomes:
+            for category, message in caught:
+                warnings.warn(message, category, stacklevel=2)
+            yield result

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ope_gym.files import write_file
 from studies import STUDIES
-from studies.harness.chunks import write_atomically
 from studies.harness.claims import FAILS, HOLDS, OURS, RULES, UNDECIDED
 from studies.harness.markdown import claims_table, study_section, tidy
 
@@ -82,7 +82,8 @@ def write_report(out: Path, path: Path) -> list[str]:
             links[name] = f"images/study-{name}.png"
             (path.parent / "images").mkdir(parents=True, exist_ok=True)
             shutil.copyfile(out / picture, path.parent / links[name])
-    write_atomically(path, reproduction(results, links).encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, reproduction(results, links))
     return [result["label"] for result in results]
 
 

@@ -12,6 +12,7 @@ import math
 import re
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ import numpy as np
 from tqdm import tqdm
 
 import ope_gym
-from studies.harness.chunks import missing, read_chunks, write_atomically, write_chunk
-from studies.harness.fingerprint import fingerprint
+from ope_gym.files import write_file
+from ope_gym.scale.ray import WorkerError
+from ope_gym.scale.workers import Workers
+from studies.harness.kept import fingerprint, folder_of, read_runs, spans_of, write_runs
 from studies.harness.markdown import study_section, tidy
+from studies.harness.seeds import Span, seeds_of
 from studies.harness.study import Runs, Study, Summary
-from studies.harness.workers import results_of
 
 
 def conduct(
@@ -73,8 +76,8 @@ def conduct(
         "picture": picture,
     }
     text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
-    write_atomically(out / f"{result['label']}.json", text.encode())
-    write_atomically(out / f"{result['label']}.md", study_section(result, picture).encode())
+    write_file(out / f"{result['label']}.json", text)
+    write_file(out / f"{result['label']}.md", study_section(result, picture))
     return result
 
 
@@ -91,31 +94,36 @@ def collect(
     """Return the arrays of all runs; those that an earlier call finished come from their files."""
     folder = folder_of(study, out, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    kept, damaged = read_chunks(folder, runs)
-    # so that few runs keep all workers busy
-    chunk = min(study.plan.chunk, math.ceil(runs / workers))
-    todo = list(missing(sorted(kept), runs, chunk))
+    spans = spans_of(study, runs)
+    kept = {span: data for span in spans if (data := read_runs(folder, span)) is not None}
+    todo = [span for span in spans if span not in kept]
     done = runs - sum(stop - start for start, stop in todo)
-    if damaged:
-        _say(f"{study.name}: damaged files in {folder}, ignored and done anew: {damaged}")
     if progress and not sys.stderr.isatty():
         _say(f"{label(study)}: {done} of {runs} runs found")
     bar = tqdm(
         total=runs, initial=done, desc=label(study), unit="run", disable=None if progress else True
     )
-    with bar, closing(results_of(study, seed, todo, workers, ray)) as results:
-        for span, data in results:
-            write_chunk(folder, span, data)
+    run = partial(_run, study, seed, fingerprint(study, seed) if ray else "")
+    with bar, closing(Workers(workers, ray).in_order(run, todo)) as results:
+        for span, data in zip(todo, results, strict=True):
+            write_runs(folder, span, data)
             kept[span] = data
             bar.update(span[1] - span[0])
-    spans = sorted(kept)
-    names = kept[spans[0]]
-    return {name: np.concatenate([kept[span][name] for span in spans]) for name in names}
+    return {name: np.concatenate([kept[span][name] for span in spans]) for name in kept[spans[0]]}
 
 
-def folder_of(study: Study, out: Path, seed: int) -> Path:
-    """Return the folder in which finished runs are kept."""
-    return out / "chunks" / f"{study.name}-{fingerprint(study, seed)}"
+def _run(study: Study, seed: int, code: str, span: Span) -> Runs:
+    """Do the runs of a span in a worker.
+
+    Raises:
+        WorkerError: If `code` is given and is not the fingerprint of the worker's own code.
+    """
+    if code and code != (here := fingerprint(study, seed)):
+        raise WorkerError(
+            f"{study.name}: a Ray worker has other code or settings ({here} instead of {code}): "
+            "put the same checkout on every node"
+        )
+    return study.run(seeds_of(seed, span, study.name))
 
 
 def changed(study: Study) -> dict[str, str]:
