@@ -11,14 +11,15 @@ taken over all recorded episodes, reweighted to j by u = P_j / M, which is at mo
 psi' = sum_t gamma^t w'_t / W_t (r_t - R_t) with the W and R of today, for reweighting the data to
 M' leaves both as they are. With m = 0 it is the standard error of today.
 
-For a target far from the data (an ESS below 40) the prediction is too good: the spread it starts
-from is then itself too small.
+The spread it starts from is an estimate as well, and policies that look better than they are get
+chosen. So as many episodes are asked for as keep the error, with probability 0.8, within a tenth of
+what is wanted. For a target far from the data (an ESS below 40) that is still too good: what is
+rare was not seen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from ope_gym.analysis.fused_weights import FusedWeights
 from ope_gym.arrays import FloatArray, finite
+from ope_gym.inference.errors import squares_of
 from ope_gym.inference.errors import standard_error as error_of
 from ope_gym.inference.judging import GREEN_ESS
 from ope_gym.policies import Policy, Target
@@ -34,6 +36,7 @@ from ope_gym.scale.sources import Episodes
 
 MOST_EPISODES = 1_000_000
 ITSELF = "the target itself"
+PROMISED, SLACK = 0.8, 0.1  # chance that the error is at most a tenth above what was asked for
 _PRECISION = 200  # the search stops at a bracket of 1/200 of the number of episodes
 
 
@@ -206,42 +209,61 @@ class Prediction:
 
     def __call__(self, m: int) -> float:
         """Return the standard error; NaN if no recorded episode looks like the policy's."""
+        return math.sqrt(float(self._terms(m).sum()))
+
+    def bound(self, m: int) -> float:
+        """Return what the standard error stays below with probability `PROMISED`.
+
+        The squared error is a sum of terms c_i of the recorded episodes, known as well as a
+        variance with f = 2 / (sum c_i^2 / (sum c_i)^2 - 1 / n) degrees of freedom. As in the
+        intervals, the largest term counts once more: rare episodes that matter may be missing.
+        """
+        from scipy.special import gammaincinv
+
+        terms = self._terms(m)
+        square = float(terms.sum())
+        if not square > 0.0:
+            return math.sqrt(square)
+        peaked = float(terms @ terms) / square**2 - 1.0 / terms.size
+        half = 1.0 / peaked if peaked > 0.0 else np.inf
+        factor = half / float(gammaincinv(half, 1.0 - PROMISED)) if half < 1e6 else 1.0
+        return math.sqrt((square + float(terms.max())) * factor)
+
+    def _terms(self, m: int) -> FloatArray:
+        """Return (n,) how much each recorded episode adds to the squared error."""
         fused, n = self._fused, self._fused.n
         log_w = fused.log_e - fused.log_m
         if m > 0:
             log_w -= np.logaddexp(np.log(n / (n + m)), self._log_ratio + np.log(m / (n + m)))
         psi = fused.influence(log_w)
-        there = error_of(psi, fused.behaviours.strata) * n
-        new = m * self._variance(psi) if m > 0 else 0.0
-        return math.sqrt(there**2 + new) / (n + m)
+        terms = squares_of(psi, fused.behaviours.strata)
+        if m > 0:
+            terms = terms + m * self._new(psi)
+        return terms / (n + m) ** 2
 
-    def _variance(self, psi: FloatArray) -> float:
-        """Return the variance of psi under the policy, from all episodes reweighted to it."""
+    def _new(self, psi: FloatArray) -> FloatArray:
+        """Return (n,) the terms of the variance of psi under the policy, from all episodes."""
         if self.ess <= 1.0 + 1e-9:
-            return math.nan
+            return np.full(psi.size, np.nan)
         share = self._u / self._u.sum()
-        mean = float(share @ psi)
-        return float(share @ (psi - mean) ** 2) * self.ess / (self.ess - 1.0)
+        return np.asarray(share * (psi - share @ psi) ** 2 * self.ess / (self.ess - 1.0))
 
 
-def _search(
-    predict: Callable[[int], float], now: float, wanted: float, limit: int
-) -> tuple[int | None, float]:
+def _search(predict: Prediction, now: float, wanted: float, limit: int) -> tuple[int | None, float]:
     """Return the fewest episodes, to half a per cent, and the standard error with them."""
+
+    def enough(m: int) -> bool:
+        return predict(m) <= wanted and predict.bound(m) <= (1.0 + SLACK) * wanted
+
     if now <= wanted:
         return 0, now
-    then = predict(limit)
-    if not then <= wanted:
-        return None, then
+    if not enough(limit):
+        return None, predict(limit)
     low, high = 0, limit
     while high - low > max(1, high // _PRECISION):
         middle = max(low + 1, math.isqrt(low * high or high))  # of the logarithms
-        error = predict(middle)
-        if error <= wanted:
-            high, then = middle, error
-        else:
-            low = middle
-    return high, then
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high, predict(high)
 
 
 def _candidates(fused: FusedWeights, policy: Target | None) -> list[tuple[str, int | None, Policy]]:

@@ -99,6 +99,13 @@ def tails(influence: FloatArray, strata: IntArray) -> Tails:
     return spread_of(influence, strata).tails
 
 
+def squares_of(influence: FloatArray, strata: IntArray) -> FloatArray:
+    """Return (n,) the terms n^2 u^2 of influence values, u as in `Spread`."""
+    strata, sizes = _groups(strata)
+    scale = np.sqrt(sizes / np.maximum(sizes - 1.0, 1.0))
+    return np.asarray((centre(influence, strata) * scale.take(strata)) ** 2)
+
+
 def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
     """Return the (m, m) covariance of the means of influence values (m, n).
 
