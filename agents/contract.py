@@ -77,3 +77,14 @@ def rewards_to_go(episodes: Trajectories, gamma: float = 1.0) -> FloatArray:
     for t in range(len(sums) - 2, -1, -1):
         sums[t] += gamma * sums[t + 1]
     return np.asarray(sums[where])
+
+
+def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> FloatArray:
+    """Return (S,) G_i,t - b_t, exactly 0 where G is equal in all episodes that reach step t."""
+    to_go = rewards_to_go(episodes, gamma)
+    mean = np.bincount(episodes.steps, to_go) / np.bincount(episodes.steps)
+    centred = to_go - mean[episodes.steps]
+    # agents take only the direction or the proportions of these, so rounding errors alone would
+    # move the policy
+    centred[np.abs(centred) <= 1e-9 * np.abs(to_go).max()] = 0.0
+    return np.asarray(centred)

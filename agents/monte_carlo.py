@@ -136,17 +136,16 @@ def count_visits(
     greedy[states] = (totals[states] / np.maximum(visits[states], 1)).argmax(axis=1)
 
 
-def table_shape(space: gym.Space[Any]) -> tuple[int, ...]:
-    """Return the n of each part of a Discrete space, or of a Tuple of them, that counts from 0.
+def table_shape(space: gym.Space[Any]) -> tuple[int, ...] | None:
+    """Return the size of a table over observations that count from 0; None if there can be none.
+
+    They are Discrete, MultiDiscrete of one axis, or a Tuple of Discrete.
 
     >>> table_shape(gym.spaces.Tuple([gym.spaces.Discrete(32), gym.spaces.Discrete(11)]))
     (32, 11)
     """
+    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return None if space.start.any() else tuple(space.nvec.tolist())
     parts = space.spaces if isinstance(space, gym.spaces.Tuple) else (space,)
     sizes = [int(p.n) for p in parts if isinstance(p, gym.spaces.Discrete) and p.start == 0]
-    if len(sizes) == len(parts) > 0:
-        return tuple(sizes)
-    raise ValueError(
-        f"observation_space={space}: a table needs a Discrete space that counts from 0, or a Tuple "
-        "of them"
-    )
+    return tuple(sizes) if len(sizes) == len(parts) > 0 else None

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.contract import refuse_held_out, rewards_to_go
+from agents.contract import centred_rewards_to_go, refuse_held_out
 from ope_gym.arrays import FloatArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import SoftmaxLinear
@@ -104,17 +104,6 @@ class SoftmaxLinearAgent:
         self._squares += shift**2 * (self._count * len(x) / total)
         self._mean = self._mean + shift * (len(x) / total)
         self._count = total
-
-
-def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> FloatArray:
-    """Return (S,) G_i,t - b_t, exactly 0 where G is equal in all episodes that reach step t."""
-    to_go = rewards_to_go(episodes, gamma)
-    mean = np.bincount(episodes.steps, to_go) / np.bincount(episodes.steps)
-    centred = to_go - mean[episodes.steps]
-    # the length of the step does not depend on that of the gradient, so rounding errors alone
-    # would move the policy
-    centred[np.abs(centred) <= 1e-9 * np.abs(to_go).max()] = 0.0
-    return np.asarray(centred)
 
 
 def natural_step(

@@ -14,27 +14,24 @@ import json
 import tempfile
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 from tqdm import tqdm
 
 import train
-from agents import make_agent
 from ope_gym import Evaluation
 
 
 def one(env_id: str, seed: int, more: list[str]) -> tuple[Evaluation, tuple[float, float]]:
-    """Run train.py without its files; return the evaluation and the mean of fresh rollouts."""
+    """Run train.py, and drop its files; return the evaluation and the mean of fresh rollouts."""
     args = train.parse(["--env", env_id, "--seed", str(seed), "--quiet", *more])
-    probe = gym.make(env_id)
-    env = train.make_env(args, args.recorded, held_out=args.held_out)
-    agent = make_agent(probe, seed=seed)
-    run = train.Run(args, agent, env, Path(tempfile.gettempdir()), np.random.default_rng(seed))
-    for _ in range(args.updates):
-        run.iterate()
-    result = train.final_evaluation(run), train.fresh_rollouts(run, agent.policy)
-    env.close()
-    probe.close()
+    with tempfile.TemporaryDirectory() as folder:
+        run = train.make_run(args, Path(folder))
+        if not isinstance(run, train.Run):
+            raise ValueError(f"{env_id} has no small agent")
+        for _ in range(args.updates):
+            run.iterate()
+        result = run.evaluate(), train.fresh_rollouts(run)
+        run.close()
     return result
 
 

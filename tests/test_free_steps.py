@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from ope_gym.online import FreeEvaluation
 from ope_gym.online.stream import Stream, Window
+from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import ScriptedEnv, script
-from wrappers.free import VectorSteps
+from wrappers import collect
+from wrappers.free import FreeRecorder, VectorSteps
 
 SCRIPTS = (script("..T", "C", "....B"), script(".C", "T"))
 NAMES = ("observations", "following", "actions", "rewards", "terminated", "ended", "step", "place")
@@ -92,3 +96,25 @@ def test_misuse_is_named() -> None:
     seen, rewards, ended, cut, _ = same.step(np.zeros(1, dtype=int))
     with pytest.raises(ValueError, match="infos have no final_obs"):
         steps.step(np.zeros(1), seen, rewards, ended, cut, {})
+
+
+def test_the_recorder_hands_over_what_is_held_out() -> None:
+    free = FreeEvaluation(4, horizon=500)
+    envs = FreeRecorder(gym.make_vec("CartPole-v1", 4), free, held_out=0.5)
+    rng = np.random.default_rng(0)
+    for policy in (Uniform(2), LinearSigmoid(np.zeros(4))):
+        collect(envs, policy, 20, rng, seed=1)
+    envs.follow(Uniform(2))
+    window = free.stream.window(0, free.stream.clock)
+    held_out = envs.buffer.select(held_out=True)
+    assert int(window.ended.sum()) == len(held_out) == 20
+    assert window.size == held_out.n_steps
+    assert free.evaluate() is not None
+
+
+def test_tuples_become_columns() -> None:
+    free = FreeEvaluation(2, horizon=100)
+    envs = FreeRecorder(gym.make_vec("Blackjack-v1", 2), free)
+    collect(envs, Uniform(2), 6, np.random.default_rng(0), seed=1)
+    envs.follow(Uniform(2))
+    assert free.stream.window(0, free.stream.clock).observations.shape[1:] == (3,)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import runpy
@@ -13,7 +14,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -136,30 +140,89 @@ def test_same_seed_same_numbers(finished: Path, tmp_path: Path) -> None:
     assert out.read_text() == (finished / "result.json").read_text()
 
 
-@pytest.mark.parametrize("env", ["Blackjack-v1", "Acrobot-v1"])
-def test_other_environments(env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fewest = ["--truth-episodes", "0", "--policies", "2", "--rollouts", "2"]
-    assert train.main(small(tmp_path, "--env", env, *fewest)) == 0
-    said = capsys.readouterr().out
-    assert f"of {env}" in said
-    (path,) = tmp_path.glob("*/episodes.ope")
-    last = len(ope_gym.Trajectories.load(path).policies) - 1  # 0 where nothing was learned
-    assert said.lstrip().startswith(f"Policy {last} ")
-    assert (last == 0) == (env == "Acrobot-v1")
+MADE_OF_NOTHING = ("GymV21Environment-v0", "GymV26Environment-v0")  # wrap others
 
 
-def test_unsupported_environment_lists_what_is_supported(
+@pytest.mark.filterwarnings("ignore")  # of old versions
+@pytest.mark.parametrize("name", [name for name in gym.registry if name not in MADE_OF_NOTHING])
+def test_every_environment_ends_with_an_answer_or_one_line(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log there
+    monkeypatch.setattr(train, "time_limit", lambda name: {"max_episode_steps": 10})
+    fewest = ["--policies", "2", "--rollouts", "2", "--vector-envs", "2", "--timesteps", "32"]
+    fast = ["--truth-episodes", "2", "--q-model", "none", "--estimators", "NFIS"]
+    code = train.main(["--env", name, "--quiet", "--logdir", str(tmp_path), *fewest, *fast])
+    printed = capfd.readouterr()
+    if code:
+        (line,) = printed.err.splitlines()
+        assert code == 2
+        assert line.startswith(f"train.py: {name} cannot be made: ")
+    else:
+        assert re.search(r"policy .*worth|Nothing was learned", printed.out, re.IGNORECASE)
+        assert "2 fresh rollouts" in printed.out
+        (path,) = tmp_path.glob("*/episodes.ope")
+        assert len(ope_gym.Trajectories.load(path))
+
+
+@pytest.mark.parametrize(
+    ("free", "weighted", "first"),
+    [
+        (("green", 40.0), ("red", 60.0), True),
+        (("red", 90.0), ("amber", 20.0), False),
+        (("green", 40.0), ("amber", 76.0), False),
+        (("amber", 20.0), ("amber", math.nan), True),
+    ],
+)
+def test_the_surer_value_comes_first(
+    free: tuple[str, float], weighted: tuple[str, float], first: bool
+) -> None:
+    def judged(colour: str, fresh: float) -> Any:
+        return SimpleNamespace(verdict=SimpleNamespace(colour=colour), fresh_episodes=fresh)
+
+    evaluation: Any = SimpleNamespace(best=judged(*weighted))
+    assert train.is_surer(judged(*free), evaluation) is first
+
+
+def test_a_run_in_which_nothing_is_reached_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main(small(tmp_path, "--env", "Pendulum-v1")) == 2
-    assert "Blackjack" in capsys.readouterr().err
-    assert train.main(small(tmp_path, "--env", "Nowhere-v0")) == 2
-    assert "Nowhere" in capsys.readouterr().err
+    assert train.main(small(tmp_path, "--env", "MountainCar-v0", "--policies", "1")) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("Nothing was learned: all 12 episodes returned -200")
+
+
+@pytest.mark.parametrize(
+    ("env", "agent"),
+    [("CartPole-v1", "dqn"), ("Blackjack-v1", "a2c"), ("Pendulum-v1", "sac")],
+)
+def test_agents_of_stable_baselines3(
+    env: str, agent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("stable_baselines3")
+    options = ["--agent", agent, "--timesteps", "205", "--truth-episodes", "2"]
+    with one_thread():
+        assert train.main(["--env", env, *options, "--quiet", "--logdir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"The policy after 2\d\d timesteps (is|may be) worth", printed)
+    assert "2 fresh rollouts" in printed
+    recorded = bool(list(tmp_path.glob("*/episodes.ope")))
+    assert recorded == ("evaluate again" in printed)
+
+
+def test_what_is_not_installed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "find_spec", lambda name: None)
+    assert train.main(["--agent", "ppo", "--logdir", str(tmp_path)]) == 2
+    assert 'pip install -e ".[sb3]"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--env", "Nowhere-v0"], "Nowhere"),
+        (["--agent", "sac"], "--agent sac: the actions are Discrete(2); give ppo, a2c or dqn"),
         (["--policies", "0"], "--policies 0: give at least 1"),
         (["--vector-envs", "0"], "--vector-envs 0: give at least 1"),
         (["--held-out", "1"], "--held-out 1: give a share"),

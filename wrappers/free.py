@@ -22,11 +22,16 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from ope_gym.online import FreeEvaluation
+from ope_gym.policies import Policy
 from wrappers.recording.autoreset import autoreset_of
+from wrappers.vector import RecordTrajectories
 
-__all__ = ["VectorSteps"]
+__all__ = ["FreeRecorder", "VectorSteps"]
+
+_WAITING = 256  # vector steps that are handed over together: observations may be large
 
 
 class VectorSteps:
@@ -48,7 +53,7 @@ class VectorSteps:
 
         In the middle of episodes also call `free.stream.restart()`: these are cut off.
         """
-        self._seen = np.array(observations)
+        self._seen = _stacked(observations)
         self._over = np.zeros_like(self._over) if mask is None else self._over & ~np.asarray(mask)
 
     def step(
@@ -59,8 +64,20 @@ class VectorSteps:
         terminations: NDArray[Any],
         truncations: NDArray[Any],
         infos: dict[str, Any],
+        *,
+        skip: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Take a step: the actions, and what `envs.step(actions)` returned."""
+        """Take a step: the actions, and what `envs.step(actions)` returned.
+
+        Args:
+            actions: One for each sub-env.
+            observations: As returned, like the next four.
+            rewards: One for each sub-env.
+            terminations: Whether episodes ended by themselves.
+            truncations: Whether they were cut off.
+            infos: They may hold the last observations.
+            skip: Sub-envs whose whole episode is to be left out.
+        """
         if self._seen is None:
             raise RuntimeError("step before restart: call restart(observations) after envs.reset()")
         if self._autoreset.by_hand and self._over.any():
@@ -69,7 +86,7 @@ class VectorSteps:
                 "options={'reset_mask': ...}, then call restart(observations, mask)"
             )
         done = np.logical_or(terminations, truncations)
-        after = np.array(observations)
+        after = _stacked(observations)
         row = {
             "observations": self._seen,
             "actions": np.array(actions),
@@ -77,10 +94,10 @@ class VectorSteps:
             "terminated": np.array(terminations, dtype=bool),
             "truncated": np.array(truncations, dtype=bool),
             "following": after,
-            "skip": np.zeros(self._num_envs, dtype=bool),
+            "skip": np.zeros(self._num_envs, dtype=bool) if skip is None else skip,
         }
         if self._autoreset.skips_step:
-            row["skip"], self._over = self._over, done
+            row["skip"], self._over = row["skip"] | self._over, done
         elif self._autoreset.by_hand:
             self._over = done
         elif done.any():
@@ -88,12 +105,71 @@ class VectorSteps:
         self._rows.append(row)
         self._seen = after
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def take(self) -> dict[str, NDArray[Any]]:
         """Return the steps since the last call, arrays (T, N, ...), as arguments of `add`."""
         if not self._rows:
             raise RuntimeError("there are no steps since the last call")
         rows, self._rows = self._rows, []
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+class FreeRecorder(RecordTrajectories):
+    """A recorder whose held-out episodes, or all if none are, also go to a free evaluation.
+
+    Args:
+        env: The vector environment.
+        free: The evaluation, which follows the policies that the recorder follows.
+        recording: Further arguments of `RecordTrajectories`.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, NDArray[Any]],
+        free: FreeEvaluation,
+        **recording: Any,
+    ) -> None:
+        super().__init__(env, **recording)
+        self._free, self._steps = free, VectorSteps(env)
+        self._withheld = bool(recording.get("held_out"))
+
+    def follow(self, policy: Policy) -> int:
+        """See `Recorder.follow`."""
+        self._hand_over()
+        self._free.follow(policy)
+        return super().follow(policy)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """See `RecordTrajectories.reset`."""
+        observations, infos = super().reset(seed=seed, options=options)
+        self._steps.restart(observations, (options or {}).get("reset_mask"))
+        return observations, infos
+
+    def step(self, actions: Any, log_prob: ArrayLike | None = None) -> Any:
+        """See `RecordTrajectories.step`."""
+        learnt = ~self.held_out if self._withheld else None
+        result = super().step(actions, log_prob)
+        self._steps.step(actions, *result, skip=learnt)
+        if len(self._steps) >= _WAITING:
+            self._hand_over()
+        return result
+
+    def _hand_over(self) -> None:
+        if len(self._steps):
+            self._free.add(**self._steps.take())
+
+
+def _stacked(observations: Any) -> NDArray[Any]:
+    """Return a copy of observations; parts of tuples, one number each, become columns."""
+    return (
+        np.stack(observations, axis=-1)
+        if isinstance(observations, tuple)
+        else np.array(observations)
+    )
 
 
 def _with_ends(after: NDArray[Any], done: NDArray[np.bool_], infos: dict[str, Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ of its docstring. The type says how a value is read:
     dict[str, str]             any number of NAME=VALUE, also of several uses of the option
     Annotated[str, (a, b)]     one of these words
     Annotated[Path, function]  what the function makes of the word
-    Annotated[str, "K"]        a word that the help calls K
+    Annotated[str, "K"]        a word that the help calls K; any of these three may come together
     a dataclass                its fields, in a group of the help
 
 A first parameter without a default is positional, others without one are required. What cannot be
@@ -198,9 +198,11 @@ def _declaration(hint: Any) -> dict[str, Any]:
     """Return how argparse reads values of a type; nothing if they cannot be typed."""
     origin, members = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        extra = members[1]
-        key = "metavar" if isinstance(extra, str) else "type" if callable(extra) else "choices"
-        return {**_declaration(members[0]), key: extra}
+        declaration = _declaration(members[0])
+        for extra in members[1:]:
+            key = "metavar" if isinstance(extra, str) else "type" if callable(extra) else "choices"
+            declaration[key] = extra
+        return declaration
     if origin in (Union, UnionType):
         if bool in members:
             return {"nargs": "?", "const": True}
