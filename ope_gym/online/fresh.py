@@ -1,4 +1,4 @@
-"""What the returns of fresh episodes say about a policy in training."""
+"""Returns of fresh episodes, and what they say about a policy in training."""
 
 from __future__ import annotations
 
