@@ -391,16 +391,14 @@ def peaks(log_w: Any, log_cap: float, offsets: Any, peak: Any, gone: Any) -> Non
             gone[length] = v
 
 
-@compiled(_ADD, writes=("weight", "sums", "ended", "psi"))
+@compiled(_ADD, writes=("sums", "ended", "psi"))
 def column_sums(
     log_w: Any,
     log_cap: float,
     rewards: Any,
     offsets: Any,
-    peak: Any,
+    steps: Any,
     gone: Any,
-    pay: Any,
-    weight: Any,
     sums: Any,
     ended: Any,
     psi: Any,
@@ -412,16 +410,15 @@ def column_sums(
         log_cap: upper bound put on them (inf: none).
         rewards: (S,).
         offsets: (n + 1,).
-        peak: (T,) M_t.
+        steps: (2, T) M_t and gamma^t exp(M_t).
         gone: (T + 1,) as `peaks` writes it.
-        pay: (T,) gamma^t exp(M_t).
-        weight: (T,) scratch.
-        sums: (3, T) zeros; written: sum w, sum w^2, sum w r over the trajectories that have not
-            ended, with weights divided by exp(M_t).
+        sums: (4, T) zeros; written: sum w, sum w^2, sum w r over the trajectories that have not
+            ended, with weights divided by exp(M_t); the last row is scratch.
         ended: (2, T + 1) zeros; written: sum w, sum w^2 of the last weights of the trajectories of
             t steps, divided by exp(gone_t).
         psi: (n,) written: sum_t gamma^t w_t r_t.
     """
+    peak, pay, weight = steps[0], steps[1], sums[3]
     for i in range(offsets.size - 1):
         start, length = offsets[i], offsets[i + 1] - offsets[i]
         v = -np.inf
@@ -462,18 +459,15 @@ def column_sums(
 # those of ended trajectories among them.
 
 
-@compiled(_ADD, writes=("floor", "tail", "out"))
+@compiled(_ADD, writes=("suffix", "out"))
 def segment_influence(
     log_w: Any,
     log_cap: float,
     rewards: Any,
     offsets: Any,
-    factor: Any,
-    mean: Any,
-    peak: Any,
+    steps: Any,
     ends: Any,
-    floor: Any,
-    tail: Any,
+    suffix: Any,
     out: Any,
 ) -> None:
     """Compute the normalised influence of each stretch of steps, cut at some steps.
@@ -487,14 +481,13 @@ def segment_influence(
         log_cap: upper bound put on them.
         rewards: (S,).
         offsets: (n + 1,).
-        factor: (T,) gamma^t n / W_t, W_t scaled by exp(-M_t).
-        mean: (T,) R_t.
-        peak: (T,) M_t.
+        steps: (3, T) gamma^t n / W_t with W_t scaled by exp(-M_t), R_t, and M_t.
         ends: (m,) one past the last step of each stretch, rising; the last is T.
-        floor: (T,) scratch.
-        tail: (T,) scratch.
+        suffix: (2, T) scratch.
         out: (m, n) written: sum over the stretch of factor_t w_i,t (r_i,t - R_t).
     """
+    factor, mean, peak = steps[0], steps[1], steps[2]
+    floor, tail = suffix[0], suffix[1]
     stretches, begin = ends.size, ends.size - ends.size
     for j in range(stretches):
         low, total = np.inf, 0.0

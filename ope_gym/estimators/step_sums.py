@@ -166,9 +166,9 @@ def _column_sums(
     peak, gone = np.full(horizon, -np.inf), np.full(horizon + 1, -np.inf)
     kernels.peaks(log_w, log_cap, offsets, peak, gone)
     peak = np.maximum(peak, np.maximum.accumulate(gone)[:-1])
-    sums, last, psi = np.zeros((3, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
-    paid, weight = discounts(gamma, horizon) * _exp_of(peak), np.empty(horizon)
-    kernels.column_sums(log_w, log_cap, pay, offsets, peak, gone, paid, weight, sums, last, psi)
+    sums, last, psi = np.zeros((4, horizon)), np.zeros((2, horizon + 1)), np.empty(n)
+    steps = np.stack([peak, discounts(gamma, horizon) * _exp_of(peak)])
+    kernels.column_sums(log_w, log_cap, pay, offsets, steps, gone, sums, last, psi)
     # the trajectories that have ended by t keep their last weights
     power = np.array([[1.0], [2.0]])
     with np.errstate(divide="ignore"):
@@ -176,7 +176,7 @@ def _column_sums(
     sums[:2] += np.exp(kept[:, :-1] - power * np.maximum(peak, -_FAR))
     top = gone.max(keepdims=True)
     after = np.append(np.exp(kept[:, -1:] - power * np.maximum(top, -_FAR)), [[0.0]], axis=0)
-    return Columns(peak, sums), Columns(top, after), psi
+    return Columns(peak, sums[:3]), Columns(top, after), psi
 
 
 def _exp_of(peak: FloatArray) -> FloatArray:
@@ -270,10 +270,8 @@ def normalised_influence(
             psi[0] = factor * _scaled(log_w, log_cap, peak[0]) * (pay - mean)
             return psi
         cuts = np.array(ends or (peak.size,), dtype=np.int64)
-        floor, tail = np.empty((2, peak.size))  # scratch
-        kernels.segment_influence(
-            log_w, log_cap, pay, offsets, factor, mean, peak, cuts, floor, tail, psi
-        )
+        steps, scratch = np.stack([factor, mean, peak]), np.empty((2, peak.size))
+        kernels.segment_influence(log_w, log_cap, pay, offsets, steps, cuts, scratch, psi)
     return psi
 
 
