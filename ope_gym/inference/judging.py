@@ -98,7 +98,6 @@ def judge_free(
     ended: int | None,
     played: bool,
     steady: bool,
-    steep: bool,
 ) -> Verdict:
     """Judge a value of a policy in training by about how many fresh episodes tell as much.
 
@@ -111,7 +110,6 @@ def judge_free(
         ended: How many of them must be counted as ended; None if that does not matter.
         played: Whether nothing but fresh episodes counts.
         steady: Whether all recent episodes returned about the same.
-        steep: Whether most of the error comes from a policy that changes fast.
     """
     fresh = round(fresh_episodes, 6)  # ten played ones are ten, whatever is rounded
     if fresh >= GREEN_FRESH:
@@ -130,8 +128,6 @@ def judge_free(
         reason = Reason("error_unknown")
     elif played:
         reason = Reason("played_too_few", episodes=episodes, enough=GREEN_FRESH)
-    elif steep:
-        reason = Reason("changed_too_fast")
     else:
         reason = Reason("unsure", fresh=fresh)
     return Verdict.of([reason])

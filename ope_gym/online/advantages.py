@@ -73,13 +73,13 @@ class Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class Advantages:
-    """v and A along the steps of a window.
+class Terms:
+    """What each step of a window adds to a value.
 
     Args:
         window: the steps.
-        columns: (2, S) discounted temporal differences of v, and advantages.
-        start: mean v at the start of an episode.
+        columns: (2, S) discounted: what is added, and the advantage, of which a share is taken off.
+        start: what all of it is added to, such as mean v at the start of an episode.
     """
 
     window: Window
@@ -92,12 +92,12 @@ class Advantages:
         rows = (self.window.clock >= start) & (self.window.clock < stop)
         if not rows.any():
             return None
-        found = self.window.life_table(self.columns, rows, self._known)
-        found[:, 0] += self.start
+        table = self.window.life_table(self.columns, rows, self._known)
+        table[:, 0] += self.start
         episode = np.cumsum(self.window.place == 0)[rows]
         count = 1 + int(np.count_nonzero(np.diff(episode)))
-        base, moved = found[0].tolist()
-        return Sums(base, moved, found[1:], episode.size, count)
+        base, moved = table[0].tolist()
+        return Sums(base, moved, table[1:], episode.size, count)
 
 
 def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
@@ -131,44 +131,62 @@ def noise_of(found: Sequence[Sums], c: float) -> FloatArray:
     return np.asarray(np.fmax(own, own[-1] * steps[-1] / steps))
 
 
-def fit_advantages(
-    window: Window,
-    policy: ActingPolicy | None,
-    *,
-    horizon: int | None,
-    gamma: float,
-    starts: NDArray[Any],
-    rng: np.random.Generator,
-) -> Advantages:
-    """Fit v and the advantages of a policy to the steps of a window.
+@dataclass(frozen=True, eq=False)
+class ValueFit:
+    """v along the steps of a window: the part of a value that all policies share.
 
     Args:
         window: the steps.
-        policy: to be valued; None leaves all advantages at 0.
-        horizon: time limit, None without one.
+        features: (S, d) of the observations.
+        delta: (S,) temporal differences of v.
+        start: mean v at the start of an episode.
         gamma: discount.
-        starts: (m, ...) first observations.
-        rng: for policies that cannot tell the moments of their actions.
     """
-    features = learn_features(window.observations)
-    now = features(window.observations)
-    theta = _fit_v(window, features, horizon, gamma)
-    low, high = _returns_ahead(window, gamma)
 
-    def v(some: FloatArray, step: NDArray[Any]) -> FloatArray:
-        return np.asarray(np.clip(timed_sum(some, step, horizon, theta), low, high))
+    window: Window
+    features: FloatArray
+    delta: FloatArray
+    start: float
+    gamma: float
 
-    ahead = [v(features(window.following[b]), window.step[b] + 1) for b in blocks(window.size)]
-    then = np.where(window.ended, 0.0, np.concatenate(ahead))
-    delta = window.rewards + gamma * then - v(now, window.step)
-    advantage = np.zeros(window.size)
-    if policy is not None and now.shape[1] > 1:
-        psi = centred_actions(policy, window, now, rng)
-        gain = _discounted(delta, window.rows_by_place, gamma * _LAMBDA)
-        advantage = _fit_psi(psi, gain, window)
-    at_start = v(features(starts), np.zeros(len(starts)))
-    columns = np.stack([delta, advantage]) * gamma**window.step
-    return Advantages(window, columns, float(at_start.mean()))
+    @classmethod
+    def of(
+        cls, window: Window, *, horizon: int | None, gamma: float, starts: NDArray[Any]
+    ) -> ValueFit:
+        """Fit v to the steps of a window.
+
+        Args:
+            window: the steps.
+            horizon: time limit, None without one.
+            gamma: discount.
+            starts: (m, ...) first observations.
+        """
+        features = learn_features(window.observations)
+        now = features(window.observations)
+        theta = _fit_v(window, features, horizon, gamma)
+        low, high = _returns_ahead(window, gamma)
+
+        def v(some: FloatArray, step: NDArray[Any]) -> FloatArray:
+            return np.asarray(np.clip(timed_sum(some, step, horizon, theta), low, high))
+
+        ahead = [v(features(window.following[b]), window.step[b] + 1) for b in blocks(window.size)]
+        then = np.where(window.ended, 0.0, np.concatenate(ahead))
+        delta = window.rewards + gamma * then - v(now, window.step)
+        at_start = v(features(starts), np.zeros(len(starts)))
+        return cls(window, now, delta, float(at_start.mean()), gamma)
+
+    def advantages(self, psi: FloatArray | None) -> Terms:
+        """Fit the advantages of a policy.
+
+        Args:
+            psi: (S, p) what `centred_actions` makes of its actions; None for no advantages.
+        """
+        window, advantage = self.window, np.zeros(self.window.size)
+        if psi is not None:
+            gain = _discounted(self.delta, window.rows_by_place, self.gamma * _LAMBDA)
+            advantage = _fit_psi(psi, gain, window)
+        columns = np.stack([self.delta, advantage]) * self.gamma**window.step
+        return Terms(window, columns, self.start)
 
 
 def _returns_ahead(window: Window, gamma: float) -> tuple[float, float]:
@@ -251,21 +269,61 @@ def _fit_v(window: Window, features: Map, horizon: int | None, gamma: float) -> 
     return solve(lefts[0] + lefts[1], rights[0] + rights[1], ridge)
 
 
-def centred_actions(
-    policy: ActingPolicy, window: Window, features: FloatArray, rng: np.random.Generator
-) -> FloatArray:
-    """Return psi (S, p): features of the actions less their mean under the policy, by features."""
-    probs = probs_of(policy, window.observations)
-    if probs is not None:
-        taken = window.actions.reshape(-1).astype(np.int64)
-        here = (taken[:, None] == np.arange(probs.shape[1])) - probs
-        parts = [(here[:, 1:], features)]  # the columns of all actions add up to 0
-    else:
+@dataclass(frozen=True, eq=False)
+class Actions:
+    """The recorded actions of a window, as a policy sees them.
+
+    Args:
+        centred: Features (S, k) of the actions less their mean under the policy.
+        squares: The same (S, m) of squared real actions; None for finitely many.
+        distances: (S,) with the χ² of one step as their mean: how far other policies acted.
+    """
+
+    centred: FloatArray
+    squares: FloatArray | None
+    distances: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        policy: ActingPolicy,
+        window: Window,
+        rng: np.random.Generator,
+        explorer: ActingPolicy | None = None,
+    ) -> Actions:
+        """Compare actions with a policy.
+
+            finite:  1(a) - π(a),           Σ π² - π(a)
+            real:    z = (a - μ) / σ and z² less their means,     Σ z² - 1
+
+        Args:
+            policy: whose value is asked for.
+            window: the steps.
+            rng: for policies that cannot tell the moments of their actions.
+            explorer: the policy that acts, if the one asked for is greedy: σ is of its actions.
+        """
+        probs = probs_of(policy, window.observations)
+        if probs is not None:
+            taken = window.actions.reshape(-1).astype(np.int64)
+            centred = (taken[:, None] == np.arange(probs.shape[1])) - probs
+            chosen = probs[np.arange(taken.size), taken]
+            distances = np.einsum("na,na->n", probs, probs) - chosen
+            return cls(centred[:, 1:], None, distances)  # the columns of all actions add up to 0
         mean, variance = action_moments(policy, window.observations, rng)
-        z = (window.actions.reshape(len(mean), -1) - mean) / np.sqrt(np.maximum(variance, 1e-12))
-        parts = [(z, features), (z**2 - 1.0, features[:, : 1 + _MOST_NUMBERS])]
-    found = [(x[:, :, None] * f[:, None, :]).reshape(len(x), -1) for x, f in parts]
-    return np.hstack(found)
+        own = 1.0
+        if explorer is not None:
+            own, (_, variance) = 0.0, action_moments(explorer, window.observations, rng)
+        scale = np.sqrt(np.maximum(variance, 1e-12))
+        z = (window.actions.reshape(len(mean), -1) - mean) / scale
+        return cls(z, z**2 - own, np.sum(z**2 - 1.0, axis=1))
+
+    def psi(self, features: FloatArray) -> FloatArray:
+        """Return (S, p) the products with features (S, d) of the observations."""
+        parts = [(self.centred, features)]
+        if self.squares is not None:
+            parts.append((self.squares, features[:, : 1 + _MOST_NUMBERS]))
+        products = [(x[:, :, None] * f[:, None, :]).reshape(len(x), -1) for x, f in parts]
+        return np.hstack(products)
 
 
 def _fit_psi(psi: FloatArray, gain: FloatArray, window: Window) -> FloatArray:

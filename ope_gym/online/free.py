@@ -36,9 +36,8 @@ do not hold the state. Images, and all arrays of more than `MOST_NUMBERS` number
 None. Then rewards and lengths alone tell the value: the last episodes, and the life table of those
 that are open. `free.basis` is a `Reason` that says what the values of this run rest on.
 
-The ways to a value are in `ope_gym.online.advantages` and `ope_gym.online.simulation`; each counts
-by its error. Where provisional values have been further from the settled ones than they claimed,
-the next ones get wider intervals (`ope_gym.online.record`).
+The ways to a value are in `ope_gym.online.advantages` and `ope_gym.online.simulation`; how they
+become one value, each counting by its error, in `ope_gym.online.rules`.
 """
 
 from __future__ import annotations
@@ -51,134 +50,49 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, one_blas_thread
 from ope_gym.inference.intervals import Interval, student_t, widened
-from ope_gym.inference.judging import judge_free
 from ope_gym.inference.outcomes import unseen_beside
-from ope_gym.online.advantages import Advantages, Sums, best_span, fit_advantages, noise_of
-from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import Simulation, latest_steps, simulate
-from ope_gym.online.stream import Stream, Window
+from ope_gym.online.advantages import ValueFit
+from ope_gym.online.estimate import FreeEstimate
+from ope_gym.online.gathering import Moment, Returns, Scale, Span
+from ope_gym.online.rules import Entry, Evidence, TrackRecord
+from ope_gym.online.simulation import Bounds, Learned, Task, latest_steps
+from ope_gym.online.stream import Stream
 from ope_gym.policies.acting import ActingPolicy, check_acting, count_actions
-from ope_gym.verdict import Reason, Verdict
+from ope_gym.verdict import Reason
 
-SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
+__all__ = ["FreeEstimate", "FreeEvaluation", "widest_window"]
+
 _SETTLED = 40  # episodes that must follow a policy before its value is settled,
 _LEAST, _MOST = 6144, 24_576  # and the steps that must or may
 _ENDS = 16  # episodes that should end in the narrowest window, twice as many to settle,
 _NARROW = 2048, 12_288  # which has at least and at most so many steps
 _WIDE, _GROWTH = 32_768, 1.5  # steps of the widest window, and of each beside the next narrower
 _REACH = 10_000  # most steps of an episode without a time limit that a window must hold
-_APART = 2.0  # standard errors by which a simulation may differ from what was seen last
 _LEARNT = 16_384  # steps from which the environment is learned
-_FLOOR = 0.01  # least standard error, as a share of the range of the returns so far
-_STEADY = 0.05  # spread and error, as a share of that range, that are next to nothing
-_SECOND = 1.0  # of a squared correction that counts as error: what is of second order
-FEW = 10  # ended episodes below which a value claims to be no surer than these
-_HOPELESS = 0.03  # share of the weight below which simulating is a waste of time
-_PATIENCE = 3  # hopeless simulations in a row after which it rests,
-_RETRY = 8  # and evaluations after which it is tried again
-
-
-@dataclass(frozen=True)
-class FreeEstimate:
-    """The value of one policy of a training loop.
-
-    Args:
-        timesteps: timesteps of the loop when the policy was first evaluated.
-        value: mean return of the policy.
-        standard_error: standard error of the value.
-        low: lower end of the interval.
-        high: upper end of the interval.
-        settled: whether steps of later policies have confirmed it.
-        spread: standard deviation of a return.
-        episodes: recorded and fresh episodes that it rests on, whole or in part.
-        shares: weight of each method in the value.
-        steady: whether all recent episodes returned about the same, and the value is known at least
-            as well as that: one episode then tells it, and fresh ones would not tell more.
-        ended: how many of the episodes that it rests on have ended, so that their returns are
-            known; None if that does not matter.
-        bounds: the lowest and highest return of the run so far, between which the value lies.
-        steep: whether most of the squared error is that of the correction for policies that acted
-            before: the policy changes so fast that their steps say little about it.
-        deterministic: whether it is the value of the greedy policy.
-        unseen: share of the steps played in the learned environment that lie outside of what was
-            recorded.
-    """
-
-    timesteps: int
-    value: float
-    standard_error: float
-    low: float
-    high: float
-    settled: bool
-    spread: float
-    episodes: int
-    shares: dict[str, float]
-    steady: bool = False
-    ended: int | None = None
-    bounds: tuple[float, float] = (-np.inf, np.inf)
-    steep: bool = False
-    deterministic: bool = False
-    unseen: float = 0.0
-
-    def __str__(self) -> str:
-        state = "settled" if self.settled else "provisional"
-        return (
-            f"{self.value:.5g} in [{self.low:.5g}, {self.high:.5g}], as sure as about "
-            f"{self.fresh_episodes:.2g} fresh episodes; {state}, of the policy after "
-            f"{self.timesteps:,} timesteps"
-        )
-
-    @property
-    def few(self) -> bool:
-        """Whether fewer than 10 returns are known: too few to tell spread and error from them."""
-        return self.ended is not None and self.ended < FEW
-
-    @property
-    def fresh_episodes(self) -> float:
-        """About how many fresh episodes would make you as sure; where `few`, no more than these."""
-        count = (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
-        return min(count, float(self.ended)) if self.few and self.ended is not None else count
-
-    @property
-    def played(self) -> bool:
-        """Whether it rests on fresh episodes alone."""
-        return self.shares == {"fresh": 1.0}
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether to trust it, and why."""
-        return judge_free(
-            self.fresh_episodes,
-            episodes=self.episodes,
-            ended=self.ended,
-            played=self.played,
-            steady=self.steady,
-            steep=self.steep,
-        )
-
-    def possible(self, value: float) -> float:
-        """Return a value within the bounds: a mean cannot lie beyond all returns."""
-        return float(np.clip(value, *self.bounds))
-
-
-@dataclass(frozen=True, eq=False)
-class _Value:
-    sums: Sums
-    square: float  # squared error
+_STEADY = 0.05  # spread and error, as a share of the range of returns, that are next to nothing
 
 
 @dataclass(eq=False)
-class _Snapshot:
-    policy: ActingPolicy | None
-    clock: int  # of its first step,
-    stop: int = 0  # and after its last one, when it was valued
+class _Followed:
+    """A policy of the loop, and the greedy one.
+
+    Args:
+        policies: by name, "acting" and "greedy".
+        clock: of the first step.
+        stop: the clock when it was valued; -1 before.
+        timesteps: of the loop at that time.
+        index: number of the evaluation in the record.
+        returns: known returns of that time.
+        fresh: returns of episodes played elsewhere, by name.
+    """
+
+    policies: dict[str, ActingPolicy | None]
+    clock: int
+    stop: int = -1
     timesteps: int = 0
-    early: dict[str, _Value] = field(default_factory=dict)  # values at once, by way
-    simulation: Simulation | None = None
-    spread: float = np.nan  # of the returns of its time,
-    ended: int = 0  # how many these are,
-    returns: FloatArray = field(default_factory=lambda: np.zeros(0))  # and they themselves
-    fresh: list[float] = field(default_factory=list)
+    index: int = -1
+    returns: FloatArray = field(default_factory=lambda: np.zeros(0))
+    fresh: dict[str, FloatArray] = field(default_factory=dict)
 
 
 def widest_window(num_envs: int, longest: int) -> int:
@@ -206,7 +120,7 @@ class FreeEvaluation:
         num_envs: int,
         *,
         horizon: int | None = None,
-        action_bounds: tuple[FloatArray, FloatArray] | None = None,
+        action_bounds: Bounds | None = None,
         gamma: float = 1.0,
         level: float = 0.95,
         seed: int = 0,
@@ -221,15 +135,15 @@ class FreeEvaluation:
             raise ValueError(f"level={level} must be between 0 and 1")
         self.horizon, self.gamma, self.level = horizon, gamma, level
         self.record = TrackRecord()
-        self._bounds = action_bounds
-        self._rng = np.random.default_rng(seed)
         self.stream = Stream(num_envs, -(-2 * _WIDE // num_envs))
-        self._current: _Snapshot | None = None
-        self._pending: list[_Snapshot] = []
+        self._task = None if horizon is None else Task(horizon, gamma, action_bounds)
+        self._rng = np.random.default_rng(seed)
+        self._current: _Followed | None = None
+        self._moment: Moment | None = None
+        self._pending: list[_Followed] = []
+        self._settled: list[FreeEstimate] = []
         self._spread, self._range, self._length = np.nan, (np.inf, -np.inf), 0.0
         self._limits = self._range  # of a mean
-        self._rest = 0  # evaluations for which the simulation rests
-        self._failed = 0  # simulations in a row that counted for nothing
 
     def follow(self, policy: ActingPolicy | None, greedy: ActingPolicy | None = None) -> None:
         """Say which policy acts from now on.
@@ -238,10 +152,10 @@ class FreeEvaluation:
             policy: a frozen snapshot; None if there can be none.
             greedy: what it would be without exploration.
         """
+        policies = {"acting": None if policy is None else check_acting(policy, "policy")}
         if greedy is not None:
-            check_acting(greedy, "greedy")
-        acting = None if policy is None else check_acting(policy, "policy")
-        self._current = _Snapshot(acting, self.stream.clock)
+            policies["greedy"] = check_acting(greedy, "greedy")
+        self._current = _Followed(policies, self.stream.clock)
 
     def add(
         self,
@@ -256,13 +170,14 @@ class FreeEvaluation:
         """Add T vector steps of the policy followed; see `Stream.add`."""
         self.stream.add(observations, actions, rewards, terminated, truncated, following, skip)
         self.stream.keep = 2 * self._widest()
+        self._moment = None
 
     @property
     def basis(self) -> Reason:
         """Basis of the values: returns alone, the steps, or a learned environment as well."""
-        if self._current is None or self._current.policy is None or not self.stream.numbers:
+        if self._current is None or not self._models(self._current):
             return Reason("free_returns")
-        return Reason("free_steps" if self.horizon is None else "free_environment")
+        return Reason("free_steps" if self._task is None else "free_environment")
 
     def evaluate(
         self,
@@ -278,79 +193,154 @@ class FreeEvaluation:
             fresh: returns of episodes that this policy played elsewhere, to be pooled.
             deterministic: whether to value the greedy policy in place of the one that acts.
         """
-        if self._current is None:
+        current, name = self._current, "greedy" if deterministic else "acting"
+        if current is None:
             raise RuntimeError("no policy is known: call follow(policy) first")
-        if deterministic:
-            raise NotImplementedError("deterministic=True is not there yet")
+        if name not in current.policies:
+            raise ValueError("deterministic=True needs the greedy policy: follow(policy, greedy)")
         if not self.stream.ends:
             return None
         with one_blas_thread():
-            return self._evaluate(self._current, timesteps, fresh)
-
-    def _evaluate(
-        self, current: _Snapshot, timesteps: int, fresh: FloatArray | None
-    ) -> FreeEstimate | None:
-        stop = self.stream.clock
-        now = replace(current, stop=stop, timesteps=timesteps)
-        fitted = self._fit(now, stop - self._widest(), stop)
-        if fitted is None:
-            return None
-        now.fresh = [] if fresh is None else [float(x) for x in fresh]
-        now.returns = self._note_returns(fitted.window, now.fresh)
-        now.ended = now.returns.size
-        now.spread = self._spread
-        now.simulation = self._simulate(now.policy)
-        now.early = self._values(now, fitted, [(stop - x, stop) for x in self._spans(_ENDS)])
-        self._pending = [x for x in self._pending if x.clock >= self.stream.first_clock]
-        self._pending.append(now)
-        found = self._conclude(now, now.early, settled=False)
-        if now.simulation is not None:
-            hopeless = found.shares.get("simulation", 0.0) < _HOPELESS
-            self._failed = self._failed + 1 if hopeless else 0
-            if self._failed >= _PATIENCE:
-                self._rest, self._failed = _RETRY, 0
-        return found
-
-    def may_settle(self, more: int = 0) -> bool:
-        """Return whether a policy may be settled now, or once `more` vector steps were added."""
-        clock = self.stream.clock + more
-        return bool(self._pending) and clock >= self._pending[0].stop + self._aside()
+            return self._evaluate(current, name, timesteps, fresh)
 
     def settle(self) -> list[FreeEstimate]:
-        """Return settled values of the policies that enough steps have followed since."""
-        if not self.may_settle():  # asked after every rollout
-            return []
-        with one_blas_thread():
-            return self._settle()
+        """Return settled values of the policies that enough steps have followed since.
 
-    def _settle(self) -> list[FreeEstimate]:
-        done = []
-        while self.may_settle():
-            then = self._pending.pop(0)
-            start, now = then.clock, self.stream.clock
-            spans = self._spans(2 * _ENDS)
-            ends = [(start - x // 2, min(start + x // 2, now)) for x in spans]
-            fitted = self._fit(then, *ends[-1]) if then.clock >= self.stream.first_clock else None
-            if fitted is None:  # its steps are forgotten: it was valued too long ago
-                continue
-            early = self._conclude(then, then.early, settled=False)
-            if then.ended < FEW:  # more have ended since
-                returns, _ = self._returns(fitted.window, then.fresh)
-                if returns.size > max(then.ended, 2):
-                    then.ended, then.spread = returns.size, float(returns.std(ddof=1))
-                    then.returns = returns
-            found = self._conclude(then, self._values(then, fitted, ends), settled=True)
-            done.append(found)
-            claimed = (early.standard_error / self.record.inflation()) ** 2
-            apart = early.value - found.value
-            self.record.add(apart, claimed + found.standard_error**2)
+        They come with the next evaluation; by themselves if evaluations are rare.
+        """
+        wait = self._widest() // 2
+        if self._pending and self.stream.clock >= self._pending[0].clock + wait:
+            with one_blas_thread():
+                self._settle(self._gather())
+        done, self._settled = self._settled, []
         return done
 
-    # The ways to a value -----------------------------------------------------------------
+    # One evaluation ----------------------------------------------------------------------
+
+    def _evaluate(
+        self, current: _Followed, name: str, timesteps: int, fresh: FloatArray | None
+    ) -> FreeEstimate | None:
+        moment, stop = self._gather(), self.stream.clock
+        if moment is None:
+            return None
+        if current.stop != stop:  # the first question at this time
+            if current.stop >= 0:
+                current = self._current = replace(current, fresh={})
+            current.stop, current.timesteps = stop, timesteps
+            current.index = len(self.record.entries)
+            self.record.entries.append(Entry())
+            self._settle(moment)
+            self._pending.append(current)
+        if fresh is not None:
+            current.fresh[name] = np.asarray(fresh, dtype=np.float64)
+        current.returns = self._note_returns(moment.returns, current.fresh.get(name))
+        early = self.record.entries[current.index].early
+        for one in dict.fromkeys(("acting", name)):  # the greedy one is tested on the other
+            if one not in early:
+                spans = [(stop - x, stop) for x in self._spans(_ENDS)]
+                early[one] = self._evidence(moment, current, one, spans)
+        return self._conclude(current, name, settled=False)
+
+    def _settle(self, moment: Moment | None) -> None:
+        """Settle the policies that enough steps have followed."""
+        aside = self._aside()
+        while self._pending and self.stream.clock >= self._pending[0].stop + aside:
+            then = self._pending.pop(0)
+            if moment is None or then.clock < moment.fit.window.clock.min():
+                continue  # its steps are forgotten: it was valued too long ago
+            if moment.returns.paid.size > then.returns.size:  # more have ended since
+                then.returns = moment.returns.paid
+            start, now, entry = then.clock, moment.clock, self.record.entries[then.index]
+            for name in entry.early:
+                spans = [(start - x // 2, min(start + x // 2, now)) for x in self._spans(2 * _ENDS)]
+                entry.late[name] = self._evidence(moment, then, name, spans)
+                self._settled.append(self._conclude(then, name, settled=True))
+
+    def _gather(self) -> Moment | None:
+        """Return what all policies share that are valued now; None before the first episode."""
+        if self._moment is None:
+            stop, widest = self.stream.clock, self._widest()
+            start = min([stop - widest, *(x.clock - widest // 2 for x in self._pending[:1])])
+            window = self.stream.window(max(start, self.stream.first_clock, 0), stop)
+            starts = self.stream.starts()
+            if not window.size or not len(starts):
+                return None
+            fit = ValueFit.of(window, horizon=self.horizon, gamma=self.gamma, starts=starts)
+            self._length = window.size / max(int(window.ended.sum()), 1)
+            returns, learned = Returns.of(window, self.gamma), self._learn()
+            self._moment = Moment(stop, fit, returns, learned, starts, self._rng)
+        return self._moment
+
+    def _learn(self) -> Learned | None:
+        """Learn environments from the latest steps; None where that cannot be done."""
+        policy = None if self._current is None else self._current.policies["acting"]
+        if policy is None or self._task is None or not self.stream.numbers:
+            return None
+        stop = self.stream.clock
+        names = ("observations", "following", "actions", "rewards", "ended", "clock", "began")
+        latest = self.stream.rows(stop - -(-_LEARNT // self.stream.num_envs), stop, *names)
+        if latest["observations"].dtype.kind != "f":
+            return None
+        in_time = latest["clock"] - latest["began"] + 1 < self._task.horizon
+        latest["terminated"] = latest["ended"] & in_time & (latest["began"] >= 0)
+        n_actions = count_actions(policy, latest["observations"])
+        return Learned.of(latest_steps(latest, n_actions, self._task.bounds), self._task)
+
+    def _evidence(
+        self, moment: Moment, followed: _Followed, name: str, spans: list[Span]
+    ) -> Evidence:
+        policies = followed.policies
+        explorer = policies["acting"] if name == "greedy" else None
+        scale = Scale(*self._range, self._limits, self._spread, self._length)
+        return moment.evidence(policies[name], explorer, spans, followed.stop, scale)
+
+    def _conclude(self, followed: _Followed, name: str, *, settled: bool) -> FreeEstimate:
+        """Return the value by the free ways and by fresh episodes."""
+        found = self.record.value(followed.index, name, settled=settled)
+        (value, square), shares, spread = found.value, dict(found.shares), found.spread
+        fresh = followed.fresh.get(name, np.empty(0))
+        if fresh.size > 1:  # they err by themselves
+            noise = max(float(fresh.var(ddof=1)), spread**2) / fresh.size
+            share = square / (square + noise)
+            value += share * (float(fresh.mean()) - value)
+            square *= 1.0 - share
+            shares = {way: (1.0 - share) * x for way, x in shares.items()} | {"fresh": share}
+        error = float(np.sqrt(square))
+        ended, unseen = followed.returns.size, (0.0, 0.0)
+        if ended:
+            unseen = unseen_beside(followed.returns, value, self._range)
+        if np.isinf(max(unseen)):
+            error, spread = np.inf, np.nan
+
+        def ends(level: float) -> Interval:
+            interval = student_t(value, error, max(ended - 1, 1), level)
+            low, high = np.clip([interval.low, interval.high], *found.limits).tolist()
+            return replace(interval, low=low, high=high)
+
+        interval = widened(ends, value, self.level, ended, unseen)
+        simulated = self.record.entries[followed.index].early[name].simulated
+        return FreeEstimate(
+            timesteps=followed.timesteps,
+            value=value,
+            standard_error=error,
+            low=interval.low,
+            high=interval.high,
+            settled=settled,
+            spread=spread,
+            episodes=ended,
+            shares=shares,
+            steady=max(error, spread) <= _STEADY * (self._range[1] - self._range[0]),
+            ended=ended,
+            bounds=found.limits,
+            deterministic=name == "greedy",
+            unseen=0.0 if simulated is None else simulated.unseen,
+        )
+
+    # Sizes -------------------------------------------------------------------------------
 
     def _aside(self) -> int:
         """Return how many vector steps must follow a policy before its value is settled."""
-        steps = min(max(_SETTLED * self._length, _LEAST), _MOST)  # asked after every rollout
+        steps = min(max(_SETTLED * self._length, _LEAST), _MOST)
         return -(-int(steps) // self.stream.num_envs)
 
     def _widest(self) -> int:
@@ -367,134 +357,14 @@ class FreeEvaluation:
             spans.append(int(spans[-1] * _GROWTH))
         return spans
 
-    def _fit(self, snapshot: _Snapshot, start: int, stop: int) -> Advantages | None:
-        window = self.stream.window(max(start, self.stream.first_clock, 0), stop)
-        if not window.size or not len(self.stream.starts()):
-            return None
-        return fit_advantages(
-            window,
-            snapshot.policy,
-            horizon=self.horizon,
-            gamma=self.gamma,
-            starts=self.stream.starts(),
-            rng=self._rng,
-        )
+    def _models(self, followed: _Followed) -> bool:
+        """Return whether there are policies and observations to model."""
+        return followed.policies["acting"] is not None and self.stream.numbers > 0
 
-    def _best(self, fitted: Advantages, ends: list[tuple[int, int]]) -> tuple[Sums, float, _Value]:
-        """Return the sums of the best window, their squared error, and the narrowest window."""
-        found = [sums for sums in (fitted.sums(*end) for end in ends) if sums is not None]
-        sums, error = best_span(found, SHARE)
-        noise = float(noise_of(found, SHARE)[0])
-        most = self._spread**2
-        return sums, float(np.nan_to_num(error, nan=most)), _Value(found[0], noise)
-
-    def _possible(self, value: float) -> float:
-        """Return a value within the limits of a mean."""
-        return float(np.clip(value, *self._limits)) if self._limits[0] <= self._limits[1] else value
-
-    def _values(
-        self, snapshot: _Snapshot, fitted: Advantages, ends: list[tuple[int, int]]
-    ) -> dict[str, _Value]:
-        """Return the value of a policy by each way."""
-        sums, error, narrow = self._best(fitted, ends)
-        values = {"advantages": _Value(sums, error + _SECOND * sums.moved**2)}
-        if snapshot.simulation is not None:
-            played = snapshot.simulation
-            sums, error, _ = self._best(played.corrected(fitted.window), ends)
-            error += played.noise + _SECOND * (sums.base - played.value) ** 2
-            apart = self._possible(sums.base) - self._possible(narrow.sums.value(SHARE))
-            if not apart**2 > _APART**2 * (narrow.square + error) + snapshot.spread**2:
-                values["simulation"] = _Value(sums, error)
-        if len(snapshot.fresh) > 1:
-            mean = float(np.mean(snapshot.fresh))
-            variance = max(float(np.var(snapshot.fresh, ddof=1)), snapshot.spread**2)
-            count = len(snapshot.fresh)
-            values["fresh"] = _Value(Sums(mean, 0.0, np.zeros((0, 2)), 0, count), variance / count)
-        return values
-
-    def _simulate(self, policy: ActingPolicy | None) -> Simulation | None:
-        """Play a policy in a learned environment; None where there is none."""
-        if policy is None or self.horizon is None or self._rest > 0:
-            self._rest -= 1
-            return None
-        stop = self.stream.clock
-        names = ("observations", "following", "actions", "rewards", "ended", "clock", "began")
-        latest = self.stream.rows(stop - -(-_LEARNT // self.stream.num_envs), stop, *names)
-        in_time = (latest["clock"] - latest["began"] + 1 < self.horizon) & (latest["began"] >= 0)
-        latest["terminated"] = latest["ended"] & in_time
-        played = None
-        if latest["observations"].size and latest["observations"].dtype.kind == "f":
-            actions = count_actions(policy, latest["observations"])
-            played = simulate(
-                latest_steps(latest, actions, self._bounds),
-                policy,
-                self.stream.starts(),
-                horizon=self.horizon,
-                gamma=self.gamma,
-                rng=self._rng,
-                bounds=self._bounds,
-            )
-        if played is None:
-            self._rest = _RETRY
-        return played
-
-    def _conclude(
-        self, snapshot: _Snapshot, values: dict[str, _Value], *, settled: bool
-    ) -> FreeEstimate:
-        low, high = self._range
-        least = (_FLOOR * (high - low)) ** 2 + 1e-300
-        said = {name: x.sums.value(SHARE) for name, x in values.items()}
-        possible = {name: self._possible(x) for name, x in said.items()}
-        squares = {n: x.square + (said[n] - possible[n]) ** 2 + least for n, x in values.items()}
-        square = 1.0 / sum(1.0 / x for x in squares.values())
-        shares = {name: square / x for name, x in squares.items()}
-        value = sum(share * possible[name] for name, share in shares.items())
-        # both free ways rest on the same steps, and err together; fresh episodes err by themselves
-        free = sum(share * np.sqrt(squares[n]) for n, share in shares.items() if n != "fresh")
-        square = free**2 + shares.get("fresh", 0.0) ** 2 * squares.get("fresh", 0.0)
-        sums = values["advantages"].sums
-        freedom = max(min(len(sums.without), snapshot.ended) - 1, 1)
-        error = float(np.sqrt(square)) * (1.0 if settled else self.record.inflation())
-        spread, unseen = snapshot.spread, (0.0, 0.0)
-        if snapshot.returns.size:
-            unseen = unseen_beside(snapshot.returns, value, self._range)
-        if np.isinf(max(unseen)):
-            error, spread = np.inf, np.nan
-
-        def ends(level: float) -> Interval:
-            interval = student_t(value, error, freedom, level)
-            low, high = self._possible(interval.low), self._possible(interval.high)
-            return replace(interval, low=low, high=high)
-
-        interval = widened(ends, value, self.level, snapshot.ended, unseen)
-        return FreeEstimate(
-            timesteps=snapshot.timesteps,
-            value=value,
-            standard_error=error,
-            low=interval.low,
-            high=interval.high,
-            settled=settled,
-            spread=spread,
-            episodes=sums.episodes + len(snapshot.fresh),
-            shares=shares,
-            steady=max(error, spread) <= _STEADY * (high - low),
-            ended=snapshot.ended,
-            bounds=self._limits,
-            steep=2.0 * shares["advantages"] * _SECOND * sums.moved**2 > squares["advantages"],
-        )
-
-    def _returns(self, window: Window, fresh: list[float]) -> tuple[FloatArray, FloatArray]:
-        """Return the returns of a window's whole episodes, and these with those still open."""
-        segment = np.cumsum(window.place == 0) - 1
-        paid = np.bincount(segment, window.rewards * self.gamma**window.step)
-        began = window.step[window.place == 0] == 0
-        whole = began & (np.bincount(segment, window.ended) > 0)
-        return np.append(paid[whole], fresh), np.append(paid[began], fresh)
-
-    def _note_returns(self, window: Window, fresh: list[float]) -> FloatArray:
-        """Update length, spread and range of returns; return those that are known."""
-        returns, seen = self._returns(window, fresh)
-        self._length = window.size / max(int(window.ended.sum()), 1)
+    def _note_returns(self, known: Returns, fresh: FloatArray | None) -> FloatArray:
+        """Update spread, range and limits of returns; return those that are known."""
+        fresh = np.empty(0) if fresh is None else fresh
+        returns, seen = np.append(known.paid, fresh), np.append(known.seen, fresh)
         low, high = self._range
         self._range = float(seen.min(initial=low)), float(seen.max(initial=high))
         if returns.size > 2:
@@ -503,8 +373,8 @@ class FreeEvaluation:
             self._spread = (float(np.std(seen)) if seen.size else 0.0) or 1.0
         self._limits = self._range
         m, missed = returns.size, 1.0 - self.level
-        known = max(m, self.stream.ends)  # all on one side of the median with chance 2^(1 - known)
-        if 0.5 ** (known - 1) > missed:
+        count = max(m, self.stream.ends)  # all on one side of the median with chance 2^(1 - count)
+        if 0.5 ** (count - 1) > missed:
             from scipy.special import stdtrit
 
             middle = float(returns.mean()) if m else 0.0

@@ -7,7 +7,7 @@ import numpy as np
 from ope_gym.arrays import FloatArray
 from ope_gym.inference.intervals import student_t, widened
 from ope_gym.inference.outcomes import unseen_beside
-from ope_gym.online.free import FreeEstimate
+from ope_gym.online.estimate import FreeEstimate
 
 _FLOOR = 0.01  # least standard deviation of a return, as a share of the range so far
 

@@ -1,18 +1,17 @@
-"""Value a policy in an environment learned from the latest steps, and correct that value.
+"""Value a policy in an environment learned from the latest steps, and test that value.
 
 The environment is that of `ope_gym.models.dynamics`: how it moves does not depend on who acts, so
 all recent steps count, whichever policy took them. Where states are a few numbers that move
 smoothly, this is worth more than all episodes of the training.
 
-What the learned environment gets wrong shows in the recorded steps. With v, the value of the policy
-there, and hats for what it predicts (the simulation lemma),
+What it gets wrong shows in the recorded steps. With v, the value of the policy there, and hats for
+what it predicts (the simulation lemma),
 
     V = V_simulated + E sum_t [r - r_hat + gamma (v(s') - v(s_hat'))]
 
 The bracket compares one recorded step with its prediction, given state and action, so it is right
 for steps of any policy, and of those near the one in question the sum is right but for products of
-two errors. Where the learned environment is right the sum has no noise; where it is wrong the sum
-is large and noisy, and the value counts for little.
+two errors. It tells a good environment from a bad one; so does an environment of one degree less.
 """
 
 from __future__ import annotations
@@ -28,28 +27,45 @@ from numpy.typing import NDArray
 from ope_gym.arrays import FloatArray
 from ope_gym.models.dynamics import Environment, Played, Steps, learn, sampling
 from ope_gym.models.features import Polynomial
-from ope_gym.online.advantages import Advantages, timed, timed_sum
+from ope_gym.online.advantages import Terms, timed, timed_sum
+from ope_gym.online.rules import Simulated, Value
 from ope_gym.online.stream import Window, blocks
 from ope_gym.policies.acting import ActingPolicy
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
 _STEPS_PER_FEATURE = 4  # least, for each action
-_EPISODES = 100  # played for a value
+_EPISODES = 100  # played for a value: their noise is a tenth of the spread of a return
 _VALUED = 8192  # played steps that v is fitted to
+_RARE = 1e-3  # share of recorded states beyond which, on either side, a number is unseen
+
+Bounds = tuple[FloatArray, FloatArray]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an episode is, beside the environment.
+
+    Args:
+        horizon: Time limit.
+        gamma: Discount.
+        bounds: Lowest and highest action, to which the loop clips; None if it does not.
+    """
+
+    horizon: int
+    gamma: float
+    bounds: Bounds | None
 
 
 def latest_steps(
-    columns: Mapping[str, NDArray[Any]],
-    n_actions: int,
-    bounds: tuple[FloatArray, FloatArray] | None = None,
+    columns: Mapping[str, NDArray[Any]], n_actions: int, bounds: Bounds | None = None
 ) -> Steps:
     """Return recorded steps (S, ...) to learn an environment from.
 
     Args:
-        columns: observations, following, actions, rewards, and terminated: the episode ended with
+        columns: Observations, following, actions, rewards, and terminated: the episode ended with
             this step, before its time limit.
-        n_actions: how many there are, 0 for real numbers.
-        bounds: lowest and highest action, to which the loop clips.
+        n_actions: How many there are, 0 for real numbers.
+        bounds: Lowest and highest action, to which the loop clips.
     """
     rows = len(columns["rewards"])
     actions = columns["actions"].reshape(rows, -1)
@@ -69,87 +85,101 @@ def latest_steps(
 
 
 def usable_degree(steps: Steps) -> int:
-    """Return the degree of the polynomials to learn, 1 to 3; 0 if there are too few steps."""
+    """Return the degree of the polynomials to learn, 2 or 3; 0 if there are too few steps."""
     width = steps.width
-    degree = max((k for k in (1, 2, 3) if comb(width + k, k) <= _MOST_FEATURES), default=0)
+    degree = max((k for k in (2, 3) if comb(width + k, k) <= _MOST_FEATURES), default=0)
     least = _STEPS_PER_FEATURE * comb(width + degree, degree) * max(steps.n_actions, 1)
     return degree if len(steps.states) >= least else 0
 
 
 @dataclass(frozen=True, eq=False)
-class Simulation:
-    """The value of a policy in a learned environment.
+class Learned:
+    """Two environments learned from the same steps, to play policies in.
 
     Args:
-        environment: what was learned.
-        value: mean return of the played episodes.
-        noise: its squared error: the episodes are finitely many.
-        v: value of states (n, d) at steps (n,).
-        n_actions: how many there are, 0 for real numbers.
-        horizon: time limit.
-        gamma: discount.
-        bounds: of the actions.
+        environment: The better one.
+        rough: One degree less.
+        n_actions: How many there are, 0 for real numbers.
+        task: Time limit, discount and bounds.
+        low: (d,) least state that is not rare among the recorded ones.
+        high: (d,) largest.
     """
 
     environment: Environment
-    value: float
-    noise: float
-    v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
+    rough: Environment
     n_actions: int
-    horizon: int
-    gamma: float
-    bounds: tuple[FloatArray, FloatArray] | None
+    task: Task
+    low: FloatArray
+    high: FloatArray
 
-    def corrected(self, window: Window) -> Advantages:
-        """Return the value with its corrections at each step of a window."""
-        names = ("observations", "following", "actions", "rewards", "ended")
-        parts = [
-            self.wrong({name: getattr(window, name)[part] for name in names}, window.step[part])
-            for part in blocks(window.size)
-        ]
-        wrong = np.concatenate(parts) * self.gamma**window.step
-        return Advantages(window, np.stack([wrong, np.zeros_like(wrong)]), self.value)
+    @classmethod
+    def of(cls, steps: Steps, task: Task) -> Learned | None:
+        """Learn from steps; None if these are too few, or an observation holds too many numbers."""
+        degree = usable_degree(steps)
+        if not degree:
+            return None
+        low, high = np.quantile(steps.states, [_RARE, 1.0 - _RARE], axis=0)
+        environment, rough = learn(steps, degree), learn(steps, degree - 1)
+        return cls(environment, rough, steps.n_actions, task, low, high)
 
-    def wrong(self, rows: Mapping[str, NDArray[Any]], step: NDArray[np.int64]) -> FloatArray:
-        """Return (S,) what the learned environment gets wrong at some steps.
+    def value(
+        self,
+        policy: ActingPolicy,
+        starts: NDArray[Any],
+        correct: Callable[[Terms], Value],
+        window: Window,
+        rng: np.random.Generator,
+    ) -> Simulated:
+        """Play a policy, and test its value.
 
         Args:
-            rows: observations, following, actions, rewards and ended, (S, ...) each.
-            step: (S,) number of each step in its episode.
+            policy: The policy to play.
+            starts: (m, ...) first observations.
+            correct: How the terms of a window become a value.
+            window: Recorded steps, to correct by.
+            rng: Source of starts, actions and ends.
         """
-        environment = self.environment
-        steps = latest_steps({**rows, "terminated": rows["ended"]}, self.n_actions, self.bounds)
-        predicted, rewards, end = environment.step(steps.states, steps.actions)
-        in_time = step + 1 < self.horizon
-        here = np.where(steps.terminated, 0.0, self.v(steps.following, step + 1)) * in_time
-        there = (1.0 - end) * self.v(predicted, step + 1) * in_time
-        missed = steps.rewards - rewards - environment.terminal_bonus * end
-        return np.asarray(missed + self.gamma * (here - there))
+        task = self.task
+        chosen = _numbers(starts[rng.integers(len(starts), size=_EPISODES)])
+        act = sampling(policy, starts, rng, task.bounds)
+        played, rough = (
+            environment.play(act, chosen, horizon=task.horizon, gamma=task.gamma, rng=rng)
+            for environment in (self.environment, self.rough)
+        )
+        outside = (played.states < self.low) | (played.states > self.high)
+        raw, v = _mean(played), _fit_v(played, task.horizon, rng)
+        terms = self._corrections(window, v)
+        return Simulated(
+            raw=raw,
+            rough=_mean(rough),
+            corrected=correct(Terms(window, terms, raw.mean)),
+            spread=float(played.returns.std(ddof=1)),
+            unseen=float(outside.any(axis=1).mean()),
+        )
+
+    def _corrections(
+        self, window: Window, v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
+    ) -> FloatArray:
+        """Return (2, S) what the environment gets wrong at each step, discounted, and zeros."""
+        names, task = ("observations", "following", "actions", "rewards", "ended"), self.task
+        wrong = np.zeros((2, window.size))
+        for part in blocks(window.size):
+            rows = {name: getattr(window, name)[part] for name in names}
+            steps = latest_steps({**rows, "terminated": rows["ended"]}, self.n_actions, task.bounds)
+            step = window.step[part]
+            predicted, rewards, end = self.environment.step(steps.states, steps.actions)
+            in_time = step + 1 < task.horizon
+            here = np.where(steps.terminated, 0.0, v(steps.following, step + 1)) * in_time
+            there = (1.0 - end) * v(predicted, step + 1) * in_time
+            missed = steps.rewards - rewards - self.environment.terminal_bonus * end
+            wrong[0, part] = missed + task.gamma * (here - there)
+        return wrong * task.gamma**window.step
 
 
-def simulate(
-    steps: Steps,
-    policy: ActingPolicy,
-    starts: NDArray[Any],
-    *,
-    horizon: int,
-    gamma: float,
-    rng: np.random.Generator,
-    bounds: tuple[FloatArray, FloatArray] | None = None,
-) -> Simulation | None:
-    """Play a policy in the environment learned from steps; None if these are too few."""
-    degree = usable_degree(steps)
-    if not degree:
-        return None
-    environment = learn(steps, degree)
-    chosen = starts[rng.integers(len(starts), size=_EPISODES)]
-    act = sampling(policy, starts, rng, bounds)
-    played = environment.play(act, _numbers(chosen), horizon=horizon, gamma=gamma, rng=rng)
-    value, noise = played.returns.mean(), played.returns.var(ddof=1) / len(played.returns)
-    v = _fit_v(played, horizon, rng)
-    return Simulation(
-        environment, float(value), float(noise), v, steps.n_actions, horizon, gamma, bounds
-    )
+def _mean(played: Played) -> Value:
+    """Return the mean return of played episodes, and its squared error."""
+    returns = played.returns
+    return Value(float(returns.mean()), float(returns.var(ddof=1) / returns.size))
 
 
 def _fit_v(

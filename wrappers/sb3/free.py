@@ -103,9 +103,6 @@ class FreeSteps(TrainingSteps):
 
     def settle(self) -> list[FreeEstimate]:
         """Return settled values of earlier policies."""
-        if not self.free.may_settle(len(self._rows)):
-            return []
-        self.hand_over()
         return self.free.settle()
 
     def _note_ends(self, seen: Any, dones: NDArray[Any], infos: Any) -> None:

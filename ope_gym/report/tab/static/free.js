@@ -5,7 +5,7 @@ import { bars, brief, defined, make, percent } from './svg.js';
 
 const KINDS = ['settled', 'provisional', 'fresh'];  // the one that counts first
 const WAYS = new Map([
-  ['advantages', 'steps of the training'], ['simulation', 'a learned environment'], ['fresh', 'fresh episodes'],
+  ['seen', 'steps of the training'], ['simulation', 'a learned environment'], ['fresh', 'fresh episodes'],
 ]);
 const MEANINGS = {
   provisional: 'it may still change: steps of the next policies settle it within a few rollouts',
