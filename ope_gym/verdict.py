@@ -172,14 +172,7 @@ _RED: dict[str, Words] = {
         "it rests on {episodes:#fresh episode}; {enough:g} would be enough "
         "(n_eval_episodes={enough:g})"
     ),
-<<<<<<< HEAD
-    "changed_too_fast": (
-        "the policy has changed so much lately that the steps so far say little about it"
-    ),
     "unsure": _unsure,
-=======
-    "unsure": "it is no surer than {fresh:~} fresh episodes would make you",
->>>>>>> e013d39 (WIP rules)
     "squares_overflow": "the squares of the rewards overflow: divide all rewards by one number",
 }
 

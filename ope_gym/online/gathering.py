@@ -45,7 +45,7 @@ class Returns:
     def of(cls, window: Window, gamma: float) -> Returns:
         """Sum the rewards of each episode."""
         segment = np.cumsum(window.place == 0) - 1
-        paid = np.bincount(segment, window.rewards * gamma**window.step)
+        paid = np.bincount(segment, window.rewards * gamma**window.step).astype(np.float64)
         began = window.step[window.place == 0] == 0
         last = np.append(np.flatnonzero(window.place[1:] == 0), window.size - 1)
         whole = np.flatnonzero(began & window.ended[last])
