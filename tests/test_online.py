@@ -14,15 +14,22 @@ from torch import nn
 from torch.distributions import Distribution, Independent, Normal
 
 from ope_gym.online import FreeEvaluation
-from ope_gym.online.advantages import Sums, best_span, centred_actions, fit_advantages, noise_of
-from ope_gym.online.free import _Snapshot, _Value
-from ope_gym.online.record import TrackRecord
-from ope_gym.online.simulation import Simulation, latest_steps, simulate
+from ope_gym.online.advantages import Actions, Sums, ValueFit, best_span, noise_of
+from ope_gym.online.rules import (
+    Comparison,
+    Entry,
+    Evidence,
+    Simulated,
+    TrackRecord,
+    Value,
+    bias_of,
+    blend,
+)
+from ope_gym.online.simulation import Learned, Task, latest_steps
 from ope_gym.online.stream import Stream, Window
-from ope_gym.policies import GaussianMlp, LinearSigmoid, Policy
+from ope_gym.policies import GaussianMlp, LinearSigmoid
 from ope_gym.policies.mlp import Network
 from ope_gym.policies.torch import TorchPolicy
-from ope_gym.report.free_values import in_words
 
 HORIZON = 30
 
@@ -211,18 +218,38 @@ def drifting(seed: int, rollouts: int = 6) -> tuple[Stream, list[LinearSigmoid]]
     return stream, policies
 
 
-def test_advantages_have_mean_0_under_the_policy() -> None:
+def test_actions_have_mean_0_under_the_policy() -> None:
     """The mean over the actions, by their probabilities, vanishes at every step."""
     stream, policies = drifting(0, 2)
     window, rng = stream.window(0, 200), np.random.default_rng(0)
     features = np.ones((window.size, 2))
     features[:, 1] = window.observations[:, 0]
-    total = np.zeros((window.size, 2))
+    total = np.zeros((window.size, 3))
     for action in (0, 1):
         taken = Window(**{**vars(window), "actions": np.full(window.size, action)})
         probs = policies[1].probs(window.observations)[:, [action]]
-        total += probs * centred_actions(policies[1], taken, features, rng)
+        actions = Actions.of(policies[1], taken, rng)
+        total[:, :2] += probs * actions.psi(features)
+        total[:, 2] += probs[:, 0] * actions.distances
     np.testing.assert_allclose(total, 0.0, atol=1e-12)
+
+
+def test_a_greedy_policy_is_as_far_away_as_the_one_that_acts_deviates_from_it() -> None:
+    """Finite actions: the share of others; real ones: their distance in standard deviations."""
+    stream, policies = drifting(0, 1)
+    window, rng = stream.window(0, 100), np.random.default_rng(0)
+    greedy = Greedy(policies[0])
+    other = window.actions != greedy.sample(window.observations, rng)
+    np.testing.assert_allclose(Actions.of(greedy, window, rng).distances, other)
+    network = Network(((np.ones((1, 2), dtype=np.float32), np.zeros(1, dtype=np.float32)),))
+    acting = GaussianMlp(network, np.log([0.5], dtype=np.float32))
+    moved = Window(
+        **{**vars(window), "actions": acting.mean(window.observations) + 1.0}  # 2 deviations
+    )
+    actions = Actions.of(Mean(acting), moved, rng, explorer=acting)
+    np.testing.assert_allclose(actions.centred, 2.0)
+    assert actions.squares == pytest.approx(4.0)
+    np.testing.assert_allclose(actions.distances, 3.0)
 
 
 def test_advantages_move_the_value_to_the_policy_that_is_asked_for() -> None:
@@ -230,15 +257,10 @@ def test_advantages_move_the_value_to_the_policy_that_is_asked_for() -> None:
     plain, moved = [], []
     for seed in range(12):
         stream, policies = drifting(seed)
-        fitted = fit_advantages(
-            stream.window(0, 600),
-            policies[-1],
-            horizon=HORIZON,
-            gamma=1.0,
-            starts=stream.starts(),
-            rng=np.random.default_rng(0),
-        )
-        sums = fitted.sums(0, 600)
+        window = stream.window(0, 600)
+        fit = ValueFit.of(window, horizon=HORIZON, gamma=1.0, starts=stream.starts())
+        actions = Actions.of(policies[-1], window, np.random.default_rng(0))
+        sums = fit.advantages(actions.psi(fit.features)).sums(0, 600)
         assert sums is not None
         plain.append(sums.value(0.0))
         moved.append(sums.value(1.0))
@@ -248,43 +270,68 @@ def test_advantages_move_the_value_to_the_policy_that_is_asked_for() -> None:
     assert np.std(moved) < np.std(plain)
 
 
-def simulated(
-    stream: Stream, policy: Policy, paid_less: float = 0.0, gamma: float = 1.0
-) -> Simulation:
+class Greedy:
+    """The most probable action of a policy."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+
+    def probs(self, observations: np.ndarray) -> np.ndarray:
+        probs = self.policy.probs(observations)
+        return np.asarray(probs == probs.max(axis=1, keepdims=True), dtype=float)
+
+    def sample(self, observations: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return np.asarray(self.probs(observations).argmax(axis=1))
+
+
+class Mean:
+    """The mean action of a normal policy; it tells its moments only."""
+
+    def __init__(self, policy: GaussianMlp) -> None:
+        self.policy = policy
+
+    def sample(self, observations: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return np.asarray(self.policy.mean(observations))
+
+    def action_moments(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean = self.policy.mean(observations)
+        return mean, np.zeros_like(mean)
+
+
+def simulated(stream: Stream, policy: Any, paid_less: float = 0.0, gamma: float = 1.0) -> Simulated:
+    """Return the value of a policy in what was learned, corrected by the last 300 steps."""
     names = ("observations", "following", "actions", "rewards", "terminated")
     rows = stream.rows(0, 600, *names)
     rows["rewards"] = rows["rewards"] - paid_less
-    found = simulate(
-        latest_steps(rows, 2),
-        policy,
-        stream.starts(),
-        horizon=HORIZON,
-        gamma=gamma,
-        rng=np.random.default_rng(0),
-    )
-    assert found is not None
-    return found
+    learned = Learned.of(latest_steps(rows, 2), Task(HORIZON, gamma, None))
+    assert learned is not None
+    window, starts = stream.window(300, 600), stream.starts()
+
+    def correct(terms: Any) -> Value:
+        sums = terms.sums(300, 600)
+        return Value(sums.base, sums.error(0.0) ** 2)
+
+    return learned.tested(policy, starts, correct, window, np.random.default_rng(0))
 
 
 def test_a_learned_environment_that_moves_as_the_real_one_needs_no_correction() -> None:
     stream, policies = drifting(3)
     played = simulated(stream, policies[-1])
     truth, error = value_of(policies[-1])
-    assert abs(played.value - truth) < 4 * np.hypot(np.sqrt(played.noise), error)
-    sums = played.corrected(stream.window(0, 600)).sums(0, 600)
-    assert sums is not None
-    assert abs(sums.base - played.value) < 0.1 * truth  # the edge is not quite a logistic one
+    assert abs(played.raw.mean - truth) < 4 * np.hypot(np.sqrt(played.raw.square), error)
+    assert played.corrected is not None
+    assert abs(played.corrected.mean - played.raw.mean) < 0.1 * truth  # not quite a logistic edge
+    assert played.unseen < 0.1
 
 
-def test_a_wrong_environment_is_corrected() -> None:
+def test_a_wrong_environment_is_betrayed_by_its_correction() -> None:
     """Rewards that are 0.5 too low at every step come back, step by step."""
     stream, policies = drifting(3)
     played = simulated(stream, policies[-1], paid_less=0.5)
     truth, _ = value_of(policies[-1])
-    sums = played.corrected(stream.window(300, 600)).sums(300, 600)
-    assert sums is not None
-    assert played.value < 0.6 * truth
-    assert abs(sums.base - truth) < 0.35 * abs(played.value - truth)
+    assert played.raw.mean < 0.6 * truth
+    assert played.corrected is not None
+    assert abs(played.corrected.mean - truth) < 0.35 * abs(played.raw.mean - truth)
 
 
 def sums_of(value: float, error: float, steps: int) -> Sums:
@@ -302,9 +349,6 @@ def test_a_wider_window_is_taken_unless_it_differs_by_more_than_noise() -> None:
     chosen, square = best_span([narrow, far], 0.5)
     assert chosen is narrow
     assert square == pytest.approx(16.0)
-
-
-# The loop ------------------------------------------------------------------------------------
 
 
 def test_the_noise_of_a_window_is_its_own_where_returns_vary_more_lately() -> None:
@@ -364,42 +408,96 @@ def test_fresh_episodes_are_added_to_what_is_free() -> None:
     assert abs(pooled.value - 12.5) < abs(alone.value - 12.5)
 
 
-def test_ways_that_rest_on_the_same_steps_do_not_make_each_other_surer() -> None:
-    """Two ways of equal error have that error together; 25 fresh episodes are independent."""
-    free = FreeEvaluation(8, horizon=HORIZON)
-    free._range = free._limits = (0.0, 10.0)
-    one = Sums(5.0, 0.0, np.zeros((9, 2)), 100, 20)
-    now = _Snapshot(LinearSigmoid(np.zeros(2)), 0, spread=2.0, ended=20)
-    both = {"advantages": _Value(one, 1.0), "simulation": _Value(one, 1.0)}
-    alone = free._conclude(now, {"advantages": both["advantages"]}, settled=True)
-    pair = free._conclude(now, both, settled=True)
-    assert pair.standard_error == pytest.approx(alone.standard_error)
-    more = free._conclude(now, {**both, "fresh": _Value(one, 1.0)}, settled=True)
-    thirds = np.array([2.0, 1.0]) / 3
-    assert more.standard_error == pytest.approx(alone.standard_error * np.sqrt(thirds @ thirds))
+# The rules -----------------------------------------------------------------------------------
 
 
-def test_a_policy_that_changes_fast_says_so() -> None:
-    free = FreeEvaluation(8, horizon=HORIZON)
-    free._range = free._limits = (-500.0, 0.0)
-    now = _Snapshot(LinearSigmoid(np.zeros(2)), 0, spread=50.0, ended=20)
-    for moved, steep in ((100.0, True), (10.0, False)):
-        value = _Value(Sums(-200.0, moved, np.zeros((9, 2)), 100, 20), 900.0 + moved**2)
-        found = free._conclude(now, {"advantages": value}, settled=False)
-        assert found.steep == steep
-        why = "has changed so much lately that the steps so far say little about it"
-        assert (why in in_words(found)) == steep
+def evidence_of(near: float, error: float, **more: Any) -> Evidence:
+    """Return evidence of a run whose returns went from 0 to 500, with a spread of 50."""
+    known = {"last": None, "distance": 0.0, "spread": 50.0, "limits": (0.0, 500.0)}
+    return Evidence(near=Value(near, error**2), low=0.0, high=500.0, **{**known, **more})
 
 
-def test_values_at_once_are_widened_by_how_wrong_they_were() -> None:
+def played(raw: float, rough: float, corrected: float, unseen: float = 0.0) -> Simulated:
+    values = (Value(x, 4.0) for x in (raw, rough, corrected))
+    raw_value, rough_value, corrected_value = values
+    return Simulated(raw_value, 50.0, unseen, rough_value, corrected_value)
+
+
+def value_by(evidence: Evidence, **more: Evidence) -> Any:
     record = TrackRecord()
-    before = record.inflation()
-    record.squares += [16.0] * 20
-    assert record.inflation() == pytest.approx(np.sqrt(16.0), rel=0.1)
-    record.add(np.nan, 1.0)  # says nothing
-    assert record.inflation() == pytest.approx(np.sqrt(16.0), rel=0.1)
-    record.squares += [0.0] * 60
-    assert record.inflation() < before + 0.1
+    record.entries.append(Entry({"acting": evidence, **more}))
+    return record.value(0, "greedy" if more else "acting")
+
+
+def test_ways_that_rest_on_the_same_steps_do_not_make_each_other_surer() -> None:
+    value, shares = blend({"a": Value(1.0, 4.0), "b": Value(3.0, 4.0)})
+    assert value == pytest.approx((2.0, 4.0))
+    assert shares == {"a": 0.5, "b": 0.5}
+
+
+def test_a_bias_is_what_tests_show_beyond_their_noise() -> None:
+    """Many differences of 50 with noise 30 are a bias of 40; without any, it is small."""
+    many = [Comparison(50.0, 900.0, 1.0)] * 200
+    assert np.sqrt(bias_of(many, 500.0)) == pytest.approx(40.0, rel=0.05)
+    noise = [Comparison(30.0, 900.0, 1.0)] * 200
+    assert np.sqrt(bias_of(noise, 500.0)) < 10.0
+    assert np.sqrt(bias_of([], 500.0)) < 0.05 * 500.0
+
+
+def test_a_simulation_that_passes_its_tests_decides_and_one_that_fails_does_not() -> None:
+    seen = evidence_of(100.0, 20.0, distance=50.0)
+    right = value_by(evidence_of(100.0, 20.0, distance=50.0, simulated=played(400, 402, 399)))
+    wrong = value_by(evidence_of(100.0, 20.0, distance=50.0, simulated=played(400, 150, 399)))
+    assert right.shares["simulation"] > 0.9
+    assert wrong.shares.get("simulation", 0.0) < 0.5
+    assert abs(right.value.mean - 400) < 20
+    assert value_by(seen).shares == {"seen": 1.0}
+
+
+def test_a_simulation_may_lie_beyond_all_returns_and_what_was_seen_may_not() -> None:
+    known = {"limits": (0.0, 200.0), "distance": 100.0}
+    assert value_by(evidence_of(260.0, 5.0, **known)).value.mean == 200.0
+    jumped = value_by(evidence_of(150.0, 20.0, **known, simulated=played(480, 481, 480)))
+    assert jumped.value.mean > 400
+    assert jumped.limits[1] == 480
+
+
+def test_a_simulation_that_plays_where_nothing_was_recorded_is_not_used() -> None:
+    acting = evidence_of(100.0, 20.0, simulated=played(110, 111, 110))
+    greedy = evidence_of(100.0, 20.0, distance=50.0, simulated=played(400, 400, 400, unseen=0.5))
+    assert value_by(acting, greedy=greedy).shares == {"seen": 1.0}
+
+
+def test_a_greedy_simulation_is_tested_on_the_policy_that_acts() -> None:
+    greedy = evidence_of(100.0, 20.0, distance=50.0, simulated=played(400, 400, 400))
+    good, bad = (
+        value_by(evidence_of(100.0, 20.0, simulated=simulation), greedy=greedy)
+        for simulation in (played(110, 111, 110), played(110, 300, 110))
+    )
+    assert good.value.square < bad.value.square
+
+
+def test_values_at_once_are_as_unsure_as_earlier_ones_were_wrong() -> None:
+    """The errors of four earlier values, of 100 each, are expected of the fifth."""
+    squares = []
+    for apart in (0.0, 100.0):
+        record = TrackRecord()
+        for _ in range(4):
+            late = {"acting": evidence_of(200.0 + apart, 5.0)}
+            record.entries.append(Entry({"acting": evidence_of(200.0, 5.0)}, late))
+        record.entries.append(Entry({"acting": evidence_of(300.0, 5.0)}))
+        squares.append(record.value(4, "acting").value.square)
+    assert squares[0] < 20**2
+    assert 50**2 < squares[1] < 250**2
+
+
+def test_policies_far_from_those_that_acted_are_unsure() -> None:
+    """|V - V_acted| ≤ √(s² X), of which a tenth is left once advantages have corrected."""
+    near, far = (value_by(evidence_of(200.0, 5.0, distance=x)).value.square for x in (0.0, 40.0))
+    assert far - near == pytest.approx(0.1 * 50.0**2 * 40.0)
+
+
+# The loop ------------------------------------------------------------------------------------
 
 
 def constant(envs: int, horizon: int, clocks: int, *, gamma: float = 1.0) -> FreeEvaluation:
@@ -431,9 +529,8 @@ def test_a_discount_counts_from_the_first_step_on() -> None:
     found = free.evaluate()
     assert found is not None
     assert found.value == pytest.approx((1 - 0.9**50) / 0.1, rel=0.01)
-    played = simulated(drifting(3)[0], drifting(3)[1][-1], gamma=0.9)
-    v = played.v(np.zeros((1, 2)), np.array([0]))
-    assert v[0] == pytest.approx((1 - 0.9**HORIZON) / 0.1, rel=0.2)
+    raw = simulated(drifting(3)[0], drifting(3)[1][-1], gamma=0.9).raw
+    assert raw.mean == pytest.approx((1 - 0.9**HORIZON) / 0.1, rel=0.2)
 
 
 def test_there_is_no_value_before_an_episode_has_ended() -> None:
@@ -483,7 +580,59 @@ def test_each_evaluation_has_its_own_place() -> None:
         free.add(*env.rollout(policy, 128))
         free.evaluate(timesteps)
     free.add(*env.rollout(policy, 1024))
+    assert free.settle() == []  # they come with the next evaluation
+    free.evaluate(4)
     assert [e.timesteps for e in free.settle()] == [0, 1, 2, 3]
+    assert free.settle() == []
+
+
+def test_settled_values_come_by_themselves_where_evaluations_are_rare() -> None:
+    free, env = FreeEvaluation(8, horizon=HORIZON), Push(8, 0)
+    policy = LinearSigmoid(np.array([-1.0, -1.0]))
+    free.follow(policy, Greedy(policy))
+    free.add(*env.rollout(policy, 128))
+    at_once = free.evaluate(1), free.evaluate(1, deterministic=True)
+    free.add(*env.rollout(policy, 2048))
+    settled = free.settle()
+    assert [(e.deterministic, e.settled) for e in settled] == [(False, True), (True, True)]
+    for before, after, truth in zip(
+        at_once, settled, (value_of(policy)[0], value_of(Greedy(policy))[0]), strict=True
+    ):
+        assert before is not None
+        assert before.deterministic == after.deterministic
+        assert abs(after.value - truth) < 4 * after.standard_error
+
+
+def test_the_greedy_policy_is_valued_from_steps_of_the_one_that_acts() -> None:
+    free, env = FreeEvaluation(8, horizon=HORIZON), Push(8, 0)
+    policy = LinearSigmoid(np.array([-1.0, -1.0]))
+    free.follow(policy)
+    free.add(*env.rollout(policy, 512))
+    with pytest.raises(ValueError, match="needs the greedy policy"):
+        free.evaluate(1, deterministic=True)
+    free.follow(policy, Greedy(policy))
+    acting, greedy = free.evaluate(1), free.evaluate(1, deterministic=True)
+    assert acting is not None
+    assert greedy is not None
+    truth, error = value_of(Greedy(policy))
+    assert truth - value_of(policy)[0] > 5.0  # of about 20 steps
+    assert abs(greedy.value - truth) < 4 * np.hypot(greedy.standard_error, error)
+    assert abs(greedy.value - truth) < 1.0
+
+
+def test_returns_alone_tell_a_value_where_nothing_else_can_be_modelled() -> None:
+    """Dicts and recurrent policies: rewards and lengths are all there is."""
+    env, policy = Push(8, 0), LinearSigmoid(np.array([-1.0, -1.0]))
+    free = FreeEvaluation(8, horizon=HORIZON)
+    free.follow(None)
+    _, _, *columns, _ = env.rollout(policy, 512)
+    free.add(None, None, *columns)
+    found = free.evaluate(1)
+    assert found is not None
+    assert found.shares == {"seen": 1.0}
+    assert free.basis.code == "free_returns"
+    truth, error = value_of(policy)
+    assert abs(found.value - truth) < 4 * np.hypot(found.standard_error, error)
 
 
 def test_episodes_that_are_cut_early_end_in_the_learned_environment_too() -> None:
@@ -505,9 +654,9 @@ def test_episodes_that_are_cut_early_end_in_the_learned_environment_too() -> Non
     ended = np.concatenate([row[3] | row[4] for row in rows])
     truth = ended.size / ended.sum()  # steps of an episode
     assert abs(found.value - truth) < 4 * found.standard_error
-    simulation = free._pending[-1].simulation
+    simulation = free.record.entries[-1].early["acting"].simulated
     assert simulation is not None
-    assert abs(simulation.value - truth) < 0.15 * truth
+    assert abs(simulation.raw.mean - truth) < 0.15 * truth
 
 
 def test_rewards_that_are_no_numbers_are_named() -> None:

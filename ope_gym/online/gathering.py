@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
 from ope_gym.online.advantages import Actions, Terms, ValueFit, best_span
-from ope_gym.online.rules import EPISODES, SHARE_OF_SHIFT, Evidence, Simulated, Value
+from ope_gym.online.rules import EPISODES, SHARE_OF_SHIFT, Evidence, Value
 from ope_gym.online.simulation import Learned
 from ope_gym.online.stream import Window
 from ope_gym.policies.acting import ActingPolicy
@@ -147,19 +147,22 @@ class Moment:
         terms = self.fit.advantages(psi)
         near, moved = _best(terms, spans, SHARE, scale.spread)
         spread = min(np.nan_to_num(self.returns.spread(stop), nan=np.inf), scale.spread)
-        simulated: Simulated | None = None
+        settled, simulated = stop != self.clock, None
         if policy is not None and self.learned is not None:
-            simulated = self.learned.value(
-                policy,
-                self.starts,
-                lambda terms: _best(terms, spans, 0.0, scale.spread)[0],
-                window,
-                self.rng,
-            )
+            if settled:  # played anew, because the environment is known better now
+                simulated, _ = self.learned.value(policy, self.starts, self.rng)
+            else:
+                simulated = self.learned.tested(
+                    policy,
+                    self.starts,
+                    lambda terms: _best(terms, spans, 0.0, scale.spread)[0],
+                    window,
+                    self.rng,
+                )
         size = scale.high - scale.low
         return Evidence(
             near=Value(near.mean, near.square + SHARE_OF_SHIFT * moved**2),
-            last=self.returns.last(stop, spread, size, settled=stop != self.clock),
+            last=self.returns.last(stop, spread, size, settled=settled),
             distance=scale.length * distance,
             spread=float(spread),
             low=scale.low,

@@ -12,18 +12,19 @@ where X is the χ² of an episode between the policy and those that acted. *seen
 both, with κ s² X as a part of its squared error.
 
 No way knows its own bias b. It is inferred from tests: a difference g that would be 0 but for the
-bias and for noise of variance a², so g ~ N(0, b² + a²), with the prior 1 / b.
+bias and for noise of variance a², so g ~ N(0, b² + a²), with a prior that falls with b.
 
     near, last, seen   what they said at once, less what near said once the policy was settled
-    sim                its correction on recorded steps; what it is less in an environment of one
-                       degree less, which betrays a wrong one; what was seen, less what it said
+    sim                its correction on recorded steps; and what it is less in an environment of
+                       one degree less, which betrays a wrong one
 
 The correction is a test and not a value: it ruins good simulations. The greedy policy's simulation
 is tested on the policy that acts, too.
 
 The value is the mean by weights w = 1 / e², its error Σ w e: the ways rest on the same steps, and
-err together. Nothing is refused, because a refusal strikes where the policy jumps and the value is
-needed most.
+err together. A simulation with a larger e than what was seen has no say, nor one that plays where
+nothing was recorded. Nothing else is refused: a refusal strikes where the policy jumps and the
+value is needed most.
 """
 
 from __future__ import annotations
@@ -34,14 +35,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray
-
-EPISODES = 5  # of `last`: at one evaluation every few episodes, the policy changes over more
+EPISODES = 5  # of `last`: what EvalCallback plays, and few enough to be of about one policy
 SHARE_OF_SHIFT = 0.1  # κ: what advantages leave of the distance; .05 to .2 do as well
+UNSEEN = 0.1  # share of played states where nothing was recorded; .02 is usual, .6 where it failed
 _HALF_LIFE = 2.0  # evaluations after which a test counts half; 1 to 4 do as well
-_SCALES = np.geomspace(0.003, 1.0, 40)  # of b, in ranges of the returns: from nothing to all
-_TRUSTED = 0.05  # b in ranges, below which a simulation may lie beyond all returns seen so far
-_FLOOR = 0.01  # least error of a way, in ranges: no test is finer
+_SCALES = np.geomspace(0.01, 1.0, 40)  # of b, in ranges of the returns: no test is finer than this
+_PRIOR = 3.0  # power of b with which the prior density falls; 2 gives wider bands
 
 
 class Value(NamedTuple):
@@ -51,7 +50,7 @@ class Value(NamedTuple):
     square: float
 
 
-class Test(NamedTuple):
+class Comparison(NamedTuple):
     """A difference that would be 0 without bias, its noise variance, and what it counts."""
 
     difference: float
@@ -65,17 +64,18 @@ class Simulated:
 
     Args:
         raw: Mean return of the played episodes.
-        rough: The same in the environment of one degree less; None if it could not be learned.
-        corrected: The value corrected by what the environment gets wrong on recorded steps.
         spread: Standard deviation of a played return.
         unseen: Share of the played states that lie outside of what was recorded.
+        rough: Mean return in the environment of one degree less; None if it was not tested.
+        corrected: The value corrected by what the environment gets wrong on recorded steps; None
+            if it was not tested.
     """
 
     raw: Value
-    rough: Value | None
-    corrected: Value
     spread: float
     unseen: float
+    rough: Value | None = None
+    corrected: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,19 @@ class Evidence:
 
     @property
     def shift(self) -> float:
-        """Squared error for the distance from the policies that acted."""
-        return min(SHARE_OF_SHIFT * self.spread**2 * self.distance, self.scale**2)
+        """Squared error for the distance from the policies that acted.
+
+        The policy's own returns may vary more than those that were seen.
+        """
+        played = 0.0 if self.simulated is None else self.simulated.spread
+        spread = max(self.spread, played)
+        return min(SHARE_OF_SHIFT * spread**2 * self.distance, self.scale**2)
+
+    def possible(self, value: Value) -> Value:
+        """Return a value within the limits of a mean; what is cut off counts as error."""
+        low, high = self.limits
+        mean = min(max(value.mean, low), high) if low <= high else value.mean
+        return Value(mean, value.square + (value.mean - mean) ** 2)
 
 
 @dataclass
@@ -140,105 +151,20 @@ def blend(values: Mapping[str, Value]) -> tuple[Value, dict[str, float]]:
     )
 
 
-def infer_bias(tests: Iterable[Test], scale: float) -> tuple[FloatArray, FloatArray]:
-    """Return values of b and their probabilities after some tests.
+def bias_of(tests: Iterable[Comparison], scale: float) -> float:
+    """Return the expected b² after some tests.
 
     Args:
         tests: Differences that tell.
         scale: Range of the returns.
     """
     squares = (scale * _SCALES) ** 2
-    log_likelihood = np.zeros(squares.size)
+    log_density = (1.0 - _PRIOR) * np.log(_SCALES)  # on a grid of equal steps of log b
     for difference, noise, weight in tests:
         variance = squares + noise
-        log_likelihood -= 0.5 * weight * (np.log(variance) + difference**2 / variance)
-    probs = np.exp(log_likelihood - log_likelihood.max())
-    return np.sqrt(squares), probs / probs.sum()
-
-
-def bias_of(tests: Iterable[Test], scale: float) -> float:
-    """Return the expected b² after some tests."""
-    biases, probs = infer_bias(tests, scale)
-    return float(probs @ biases**2)
-
-
-class TrackRecord:
-    """The evaluations of a run, and what they tell of the biases of the ways."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-
-    def value(self, index: int, policy: str, *, settled: bool = False) -> Valued:
-        """Return the value of a policy of an evaluation.
-
-        Args:
-            index: Number of the evaluation.
-            policy: "acting" or "greedy".
-            settled: Whether from the evidence once settled.
-        """
-        entry = self.entries[index]
-        evidence = (entry.late if settled else entry.early)[policy]
-        biases = self._biases(index, evidence.scale)
-        seen = _seen(evidence, {} if settled else biases)
-        values, limits = {"seen": seen}, evidence.limits
-        if evidence.simulated is not None:
-            bias = bias_of(self._tests(index, policy, biases), evidence.scale)
-            raw = evidence.simulated.raw
-            if raw.square + bias <= seen.square:
-                values["simulation"] = Value(raw.mean, raw.square + bias)
-                if bias < (_TRUSTED * evidence.scale) ** 2:
-                    limits = min(limits[0], raw.mean), max(limits[1], raw.mean)
-        possible = {name: _possible(value, limits, evidence) for name, value in values.items()}
-        value, shares = blend(possible)
-        spread = evidence.spread
-        if evidence.simulated is not None and "simulation" in shares:
-            spread += shares["simulation"] * (evidence.simulated.spread - spread)
-        return Valued(value, shares, spread, limits)
-
-    def _weighted(self, index: int) -> Iterator[tuple[Entry, float]]:
-        """Yield an evaluation and those before it, with what their tests count."""
-        for age in range(index + 1):
-            yield self.entries[index - age], 0.5 ** (age / _HALF_LIFE)
-
-    def _biases(self, index: int, scale: float) -> dict[str, float]:
-        """Return b² of near, last and seen, from evaluations whose policies are settled."""
-        known = []
-        for entry, weight in self._weighted(index):
-            if "acting" in entry.late:
-                early, late = entry.early["acting"], entry.late["acting"]
-                known.append((early, late.near, late.near.square + late.shift, weight))
-        biases = {}
-        for name in ("near", "last"):
-            tests = [
-                Test(value.mean - truth.mean, value.square + noise, weight)
-                for early, truth, noise, weight in known
-                if (value := getattr(early, name)) is not None
-            ]
-            biases[name] = bias_of(tests, scale)
-        tests = []
-        for early, truth, noise, weight in known:
-            value = _seen(early, biases)
-            tests.append(Test(value.mean - truth.mean, value.square + noise, weight))
-        return biases | {"seen": bias_of(tests, scale)}
-
-    def _tests(self, index: int, policy: str, biases: dict[str, float]) -> Iterator[Test]:
-        """Yield the tests of simulations, of the policy and of the one that acts."""
-        for entry, weight in self._weighted(index):
-            for name in dict.fromkeys((policy, "acting")):
-                early, late = entry.early.get(name), entry.late.get(name)
-                if early is None or early.simulated is None:
-                    continue
-                raw, rough = early.simulated.raw, early.simulated.rough
-                corrected = early.simulated.corrected
-                if late is not None and late.simulated is not None:
-                    corrected = late.simulated.corrected
-                if np.isfinite(corrected.square):
-                    yield Test(corrected.mean - raw.mean, corrected.square, weight)
-                if rough is not None:
-                    yield Test(raw.mean - rough.mean, raw.square + rough.square, weight)
-                if name == "acting":
-                    seen = _seen(early, biases) if late is None else _seen(late, {})
-                    yield Test(seen.mean - raw.mean, seen.square + raw.square, weight)
+        log_density -= 0.5 * weight * (np.log(variance) + difference**2 / variance)
+    density = np.exp(log_density - log_density.max())
+    return float(density @ squares / density.sum())
 
 
 class Valued(NamedTuple):
@@ -257,6 +183,69 @@ class Valued(NamedTuple):
     limits: tuple[float, float]
 
 
+class TrackRecord:
+    """The evaluations of a run, and what they tell of the biases of the ways."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def value(self, index: int, policy: str, *, settled: bool = False) -> Valued:
+        """Return the value of a policy of an evaluation.
+
+        Args:
+            index: Number of the evaluation.
+            policy: "acting" or "greedy".
+            settled: Whether from the evidence once settled.
+        """
+        entry = self.entries[index]
+        evidence = (entry.late if settled else entry.early)[policy]
+        seen = _seen(evidence, {} if settled else self._biases(index, evidence.scale))
+        values = {"seen": evidence.possible(seen)}
+        spread, limits, simulated = evidence.spread, evidence.limits, evidence.simulated
+        if simulated is not None and simulated.unseen <= UNSEEN:
+            bias = bias_of(_tests(entry.early, policy), evidence.scale)
+            played = Value(simulated.raw.mean, simulated.raw.square + bias)
+            if played.square <= seen.square:  # it may lie beyond all returns so far
+                values["simulation"] = played
+                limits = min(limits[0], played.mean), max(limits[1], played.mean)
+        value, shares = blend(values)
+        if simulated is not None:
+            spread += shares.get("simulation", 0.0) * (simulated.spread - spread)
+        return Valued(value, shares, spread, limits)
+
+    def _biases(self, index: int, scale: float) -> dict[str, float]:
+        """Return b² of near, last and seen, from evaluations whose policies are settled."""
+        known = []
+        for age, entry in enumerate(self.entries[index::-1]):
+            if "acting" in entry.late:
+                early, late = entry.early["acting"], entry.late["acting"]
+                truth = Value(late.near.mean, late.near.square + late.shift)
+                known.append((early, truth, 0.5 ** (age / _HALF_LIFE)))
+        biases: dict[str, float] = {}
+        for name in ("near", "last", "seen"):
+            tests = []
+            for early, truth, weight in known:
+                value = _seen(early, biases) if name == "seen" else getattr(early, name)
+                if value is not None:
+                    apart, noise = value.mean - truth.mean, value.square + truth.square
+                    tests.append(Comparison(apart, noise, weight))
+            biases[name] = bias_of(tests, scale)
+        return biases
+
+
+def _tests(evidence: Mapping[str, Evidence], policy: str) -> Iterator[Comparison]:
+    """Yield the tests of a simulation, of the policy and of the one that acts."""
+    for name in dict.fromkeys((policy, "acting")):
+        simulated = evidence[name].simulated
+        if simulated is None or simulated.unseen > UNSEEN:
+            continue
+        raw, rough, corrected = simulated.raw, simulated.rough, simulated.corrected
+        if corrected is not None and np.isfinite(corrected.square):
+            yield Comparison(corrected.mean - raw.mean, corrected.square, 1.0)
+        if rough is not None:
+            yield Comparison(rough.mean - raw.mean, rough.square + raw.square, 1.0)
+
+
 def _seen(evidence: Evidence, biases: Mapping[str, float]) -> Value:
     """Return the blend of near and last; without biases, as of a settled policy."""
     ways = {"near": evidence.near} | ({} if evidence.last is None else {"last": evidence.last})
@@ -264,10 +253,3 @@ def _seen(evidence: Evidence, biases: Mapping[str, float]) -> Value:
         {name: Value(way.mean, way.square + biases.get(name, 0.0)) for name, way in ways.items()}
     )
     return Value(value.mean, value.square + evidence.shift + biases.get("seen", 0.0))
-
-
-def _possible(value: Value, limits: tuple[float, float], evidence: Evidence) -> Value:
-    """Return a value within limits; what is cut off counts as error."""
-    mean = min(max(value.mean, limits[0]), limits[1]) if limits[0] <= limits[1] else value.mean
-    floor = (_FLOOR * evidence.scale) ** 2
-    return Value(mean, value.square + (value.mean - mean) ** 2 + floor)

@@ -17,7 +17,7 @@ two errors. It tells a good environment from a bad one; so does an environment o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
 
@@ -36,7 +36,8 @@ _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 
 _STEPS_PER_FEATURE = 4  # least, for each action
 _EPISODES = 100  # played for a value: their noise is a tenth of the spread of a return
 _VALUED = 8192  # played steps that v is fitted to
-_RARE = 1e-3  # share of recorded states beyond which, on either side, a number is unseen
+_RARE = 1e-3  # share of recorded states on either side that may be there by chance,
+_ROOM = 0.05  # and how far beyond the others a state is as good as seen, in their range
 
 Bounds = tuple[FloatArray, FloatArray]
 
@@ -101,7 +102,7 @@ class Learned:
         rough: One degree less.
         n_actions: How many there are, 0 for real numbers.
         task: Time limit, discount and bounds.
-        low: (d,) least state that is not rare among the recorded ones.
+        low: (d,) least state that counts as seen.
         high: (d,) largest.
     """
 
@@ -119,10 +120,26 @@ class Learned:
         if not degree:
             return None
         low, high = np.quantile(steps.states, [_RARE, 1.0 - _RARE], axis=0)
+        room = _ROOM * (high - low)
         environment, rough = learn(steps, degree), learn(steps, degree - 1)
-        return cls(environment, rough, steps.n_actions, task, low, high)
+        return cls(environment, rough, steps.n_actions, task, low - room, high + room)
 
     def value(
+        self, policy: ActingPolicy, starts: NDArray[Any], rng: np.random.Generator
+    ) -> tuple[Simulated, Played]:
+        """Return the value of a policy that is not tested yet, and the episodes it played.
+
+        Args:
+            policy: The policy to play.
+            starts: (m, ...) first observations.
+            rng: Source of starts, actions and ends.
+        """
+        played = self._play(self.environment, policy, starts, rng)
+        outside = ((played.states < self.low) | (played.states > self.high)).any(axis=1)
+        spread, unseen = float(played.returns.std(ddof=1)), float(outside.mean())
+        return Simulated(_mean(played), spread, unseen), played
+
+    def tested(
         self,
         policy: ActingPolicy,
         starts: NDArray[Any],
@@ -130,7 +147,7 @@ class Learned:
         window: Window,
         rng: np.random.Generator,
     ) -> Simulated:
-        """Play a policy, and test its value.
+        """Return the value of a policy, with what tells whether it is right.
 
         Args:
             policy: The policy to play.
@@ -139,23 +156,22 @@ class Learned:
             window: Recorded steps, to correct by.
             rng: Source of starts, actions and ends.
         """
-        task = self.task
-        chosen = _numbers(starts[rng.integers(len(starts), size=_EPISODES)])
+        simulated, played = self.value(policy, starts, rng)
+        rough = _mean(self._play(self.rough, policy, starts, rng))
+        wrong = self._corrections(window, _fit_v(played, self.task.horizon, rng))
+        corrected = correct(Terms(window, wrong, simulated.raw.mean))
+        return replace(simulated, rough=rough, corrected=corrected)
+
+    def _play(
+        self,
+        environment: Environment,
+        policy: ActingPolicy,
+        starts: NDArray[Any],
+        rng: np.random.Generator,
+    ) -> Played:
+        task, first = self.task, _numbers(starts[rng.integers(len(starts), size=_EPISODES)])
         act = sampling(policy, starts, rng, task.bounds)
-        played, rough = (
-            environment.play(act, chosen, horizon=task.horizon, gamma=task.gamma, rng=rng)
-            for environment in (self.environment, self.rough)
-        )
-        outside = (played.states < self.low) | (played.states > self.high)
-        raw, v = _mean(played), _fit_v(played, task.horizon, rng)
-        terms = self._corrections(window, v)
-        return Simulated(
-            raw=raw,
-            rough=_mean(rough),
-            corrected=correct(Terms(window, terms, raw.mean)),
-            spread=float(played.returns.std(ddof=1)),
-            unseen=float(outside.any(axis=1).mean()),
-        )
+        return environment.play(act, first, horizon=task.horizon, gamma=task.gamma, rng=rng)
 
     def _corrections(
         self, window: Window, v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
