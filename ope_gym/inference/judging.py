@@ -133,6 +133,16 @@ def judge_free(
     return Verdict.of([reason])
 
 
+def unseen_by_greedy(share: float, length: float) -> Reason:
+    """Say that a greedy policy goes where nobody was, and what it would cost to know its value.
+
+    Args:
+        share: Of its steps that lie outside of what was recorded.
+        length: Steps of an episode.
+    """
+    return Reason("greedy_unknown", share=share, episodes=GREEN_FRESH, steps=GREEN_FRESH * length)
+
+
 def _doubts(facts: Facts) -> Iterator[Reason]:
     """Say what the weights tell of wrong propensities, missing mass and a model alone."""
     d = facts.diagnostics

@@ -74,7 +74,7 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What each step of a window adds to a value.
+    """Terms of a value, one for each step of a window.
 
     Args:
         window: the steps.

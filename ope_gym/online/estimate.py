@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.inference.judging import judge_free
+from ope_gym.inference.judging import judge_free, unseen_by_greedy
+from ope_gym.online.rules import UNSEEN
 from ope_gym.verdict import Verdict
 
 FEW = 10  # ended episodes below which a value claims to be no surer than these
@@ -34,6 +35,7 @@ class FreeEstimate:
         deterministic: whether it is the value of the greedy policy.
         unseen: share of the steps played in the learned environment that lie outside of what was
             recorded.
+        length: mean steps of an episode so far, which fresh ones would cost.
     """
 
     timesteps: int
@@ -50,6 +52,7 @@ class FreeEstimate:
     bounds: tuple[float, float] = (-np.inf, np.inf)
     deterministic: bool = False
     unseen: float = 0.0
+    length: float = np.nan
 
     def __str__(self) -> str:
         state = "settled" if self.settled else "provisional"
@@ -76,8 +79,15 @@ class FreeEstimate:
         return self.shares == {"fresh": 1.0}
 
     @property
+    def known(self) -> bool:
+        """Whether the value can be told: not of a greedy policy that goes where nobody was yet."""
+        return not self.deterministic or self.unseen <= UNSEEN or "fresh" in self.shares
+
+    @property
     def verdict(self) -> Verdict:
         """Whether to trust it, and why."""
+        if not self.known:
+            return Verdict.of([unseen_by_greedy(self.unseen, self.length)])
         return judge_free(
             self.fresh_episodes,
             episodes=self.episodes,

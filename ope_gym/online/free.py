@@ -334,6 +334,7 @@ class FreeEvaluation:
             bounds=found.limits,
             deterministic=name == "greedy",
             unseen=0.0 if simulated is None else simulated.unseen,
+            length=self._length,
         )
 
     # Sizes -------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     verdict = estimate.verdict
     worth = f"worth {band_in_words(estimate.value, estimate.low, estimate.high, level)}"
     why = "; ".join(map(str, verdict.against))
+    if not estimate.known:
+        return f"{why}."
     if verdict.colour == "red":
         return f"may be {worth}, but do not use this number (red): {why}."
     if estimate.steady:

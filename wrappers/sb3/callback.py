@@ -340,6 +340,7 @@ class OPECallback(EventCallback):
     def _on_training_end(self) -> None:
         try:
             self._evaluate()
+            self._settle()
             if self._training is not None and self._held_out is None:
                 self.training.add_policy(self.policy)  # it plays no episode, but belongs there
             self._close()
