@@ -103,7 +103,7 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What policies share that are valued at the same time.
+    """Steps and environments that policies share which are valued at the same time.
 
     Args:
         clock: the time.

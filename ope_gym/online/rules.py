@@ -80,7 +80,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the ways say of one policy, before any bias.
+    """Values of one policy by each way, before any bias.
 
     Args:
         near: By the steps around the policy.
