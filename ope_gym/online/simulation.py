@@ -44,7 +44,7 @@ Bounds = tuple[FloatArray, FloatArray]
 
 @dataclass(frozen=True)
 class Task:
-    """What an episode is, beside the environment.
+    """Rules of an episode, beside the environment.
 
     Args:
         horizon: Time limit.
