@@ -110,7 +110,7 @@ def _padded(rows: list[list[bool]]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class _Model:
-    """Everything that `save` writes of a model, and the VecNormalize that it was trained with, if any."""
+    """Bytes that `save` writes of a model, and the VecNormalize that it was trained with."""
 
     content: bytes
     normaliser: bytes | None
