@@ -234,15 +234,6 @@ def test_weights_are_against_the_models_that_left_an_episode_out() -> None:
     assert evaluate(data, TARGET, "NFIS")["NFIS"].value == pytest.approx(expected, rel=1e-12)
 
 
-def test_all_estimators_work_with_one_mixture_of_all() -> None:
-    data = fit_behaviour(log(60), model="logit").trajectories
-    some = evaluate(data, TARGET, "all")
-    every = evaluate(data, TARGET, "all", weighting=Weighting(mixture="all"))
-    assert set(every) - set(some) == {"ADR"}
-    assert every["NFIS"].value != some["NFIS"].value
-    assert all(math.isfinite(e.value) for e in every.values())
-
-
 def test_an_action_that_was_never_taken_has_no_support() -> None:
     data = log()
     actions = np.where(np.asarray(data.actions) == 2, 1, data.actions)
@@ -487,23 +478,6 @@ def target() -> SoftmaxLinear:
     return TARGET
 
 
-def test_a_logger_that_looks_at_nothing_is_fitted_by_its_shares() -> None:
-    rng, buffer = np.random.default_rng(0), ope_gym.TrajectoryBuffer()
-    even = SoftmaxLinear(np.zeros((2, 3)), np.zeros(2))
-    acts = buffer.add_policy(even)
-    for _ in range(60):
-        seen = rng.normal(size=(10, 3))
-        actions = even.sample(seen, rng)
-        logs = even.log_prob(seen, actions)
-        buffer.append(seen, actions, actions + 0.0, logs, acts, terminated=True)
-    fit = fit_behaviour(buffer)
-    assert fit.model == "shares"
-    assert "nan" not in str(fit)
-    shares = fit.policies["policy 0"].probs(np.zeros((1, 3)))[0]
-    counts = np.bincount(buffer.view().actions) + 0.5
-    np.testing.assert_allclose(shares, counts / counts.sum())
-
-
 def test_shares_are_not_called_calibrated() -> None:
     """Whatever the loggers did: these look at what they see."""
     fit = fit_behaviour(log(200), model="shares")
@@ -533,10 +507,3 @@ def test_loggers_are_told_apart_however_long_their_names_are(tmp_path: Path) -> 
     for name in shown:
         assert len(name) == 60
         assert name in str(left)
-
-
-def test_a_name_that_is_not_unicode_can_be_saved(tmp_path: Path) -> None:
-    names = ["a", "b\ud800"] * 20
-    fit_behaviour(log(), by=names, model="shares").trajectories.save(tmp_path / "fitted.ope")
-    loaded = Trajectories.load(tmp_path / "fitted.ope")
-    assert {p.name for p in loaded.policies} == {"a", "b?"}  # type: ignore[attr-defined]

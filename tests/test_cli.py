@@ -40,7 +40,7 @@ from ope_gym import (
 from ope_gym.cli import main as command
 from ope_gym.commands import values
 from ope_gym.models.linear import LinearQ
-from tests.file_builders import clocked, made, merged, mixed_files
+from tests.file_builders import made, merged, mixed_files
 
 ROOT = Path(__file__).parents[1]
 
@@ -189,21 +189,6 @@ def test_one_file_in_blocks_from_the_command_line(
     assert [row for row in rows if row in evaluate(name, "last")] == list(evaluate(name, "last"))
     assert "; q model: LinearQ" in said
     assert common == said
-
-
-def test_betting_and_schedules_in_blocks_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tables = [[[0.5, 0.5], [0.3, 0.7]], [[0.4, 0.6], [0.6, 0.4]]]
-    paths = [str(tmp_path / f"{i}.ope") for i in range(2)]
-    for i, path in enumerate(paths):
-        clocked(i, tables, 20).view().save(path)
-    words = ["evaluate", *paths, "--estimators", "FIS", "BIS", "--interval", "betting"]
-    words += ["--reward-range", "0", "1"]
-    assert command(words) == 0
-    usual = capsys.readouterr().out
-    assert command([*words, "--block-steps", "30"]) == 0
-    assert capsys.readouterr().out == usual
 
 
 @pytest.mark.parametrize(

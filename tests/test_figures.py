@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,13 +53,6 @@ def test_overlap_is_the_squared_bhattacharyya_coefficient() -> None:
     assert result.evaluated == ("policy 0", "policy 1", "target")
     assert result.recorded == ("policy 0", "policy 1")
     assert result.counts.tolist() == [4, 4]
-
-
-def test_overlap_is_zero_without_common_actions() -> None:
-    data = bandit([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0, 0], [1, 1]])
-    result = overlap(data, builders.Table(np.array([[0.0, 0.5, 0.5]])))
-    # half of what the target does was never recorded: not 1 with the policy that covers the rest
-    np.testing.assert_allclose(result.matrix, np.array([[1, 0], [0, 1], [0, 0.5]]), atol=1e-12)
 
 
 def test_overlap_from_own_episodes_where_a_policy_cannot_be_asked() -> None:
@@ -267,14 +259,6 @@ def test_forest_cuts_what_would_blow_up_the_axis(held_out: Evaluation) -> None:
     assert_picture(render(figure))
 
 
-def test_forest_keeps_an_interval_that_is_merely_wide(held_out: Evaluation) -> None:
-    pytest.importorskip("matplotlib")
-    spans = {"a": (9.9, 10.0, 10.1), "b": (9.0, 10.5, 12.0), "c": (6.0, 10.5, 15.0)}
-    (axes,) = shaped(held_out, spans).plot().axes
-    assert not arrows(axes)
-    assert axes.get_xlim()[0] < 6.0 < 15.0 < axes.get_xlim()[1]
-
-
 @pytest.mark.parametrize("truth", [None, 3.0])
 def test_forest_lists_what_is_undefined(held_out: Evaluation, truth: float | None) -> None:
     pytest.importorskip("matplotlib")
@@ -286,21 +270,6 @@ def test_forest_lists_what_is_undefined(held_out: Evaluation, truth: float | Non
     nothing = shaped(held_out, {"b": (nan, nan, nan)}).plot(truth)
     assert np.isfinite(nothing.axes[0].get_xlim()).all()
     assert_picture(render(nothing))
-
-
-@pytest.mark.parametrize("count", [1, 20])
-def test_forest_of_few_and_of_many(held_out: Evaluation, count: int) -> None:
-    pytest.importorskip("matplotlib")
-    spans = {f"estimator {k}": (0.0 - k, 1.0, 2.0 + k) for k in range(count)}
-    figure = shaped(held_out, spans).plot(truth=1.5)
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(spans)
-    assert len(markers(axes)) == count
-    pixels = render(figure)
-    assert_picture(pixels)
-    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
-    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
-    assert min(box.x0 for box in boxes) >= 0
 
 
 @pytest.mark.parametrize(

@@ -200,24 +200,6 @@ def test_what_was_never_seen_is_given_a_mean() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_tables_take_tuples_of_numbers_as_blackjack_gives_them() -> None:
-    record = recorded(2, (30, 30))
-    data = record.trajectories
-    pairs = (data.observations // 2, (data.observations % 2).astype(np.int8))
-    target = record.target
-
-    class Paired(Table):
-        def probs(self, observations: Any) -> Floats:
-            return super().probs(observations[0] * 2 + observations[1])
-
-    other = dataclasses.replace(data, observations=pairs)
-    one = fitted(TabularQ(), record)
-    two = TabularQ().fit(other, problem(Paired(target.table), 0.9, 6))
-    np.testing.assert_allclose(
-        two.q_all(pairs, data.steps), one.q_all(data.observations, data.steps), atol=1e-12
-    )
-
-
 FIXED = Polynomial(2).learn(np.linspace(0.0, 2.0, 50))
 
 
@@ -292,17 +274,6 @@ def test_v_is_the_mean_of_the_clipped_q() -> None:
     v = (target.probs(data.observations) * clipped).sum(axis=1)
     np.testing.assert_allclose(found.v, v, atol=1e-12)
     np.testing.assert_array_equal(found.at_start(data.offsets), found.v[data.offsets[:-1]])
-
-
-def test_residuals_by_a_plain_loop() -> None:
-    record = recorded(7, (4, 4))
-    data = record.trajectories
-    baseline = Baseline(seeded(1).normal(size=data.n_steps), seeded(2).normal(size=data.n_steps))
-    found = baseline.residuals(data.rewards, data.offsets, 0.8)
-    for i in range(len(data)):
-        for row in range(data.offsets[i], data.offsets[i + 1]):
-            ahead = baseline.v[row + 1] if row + 1 < data.offsets[i + 1] else 0.0
-            assert found[row] == pytest.approx(data.rewards[row] - baseline.q[row] + 0.8 * ahead)
 
 
 def test_cross_fit_refuses_one_episode_and_values_that_are_not_finite() -> None:

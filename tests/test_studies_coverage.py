@@ -1,4 +1,4 @@
-"""The grid of small MDPs, HCOPE, and the coverage study in miniature."""
+"""The grid of small MDPs, and the coverage study in miniature."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ope_gym import Betting, Bootstrap, evaluate
-from studies.coverage import intervals as coverage_intervals
 from studies.coverage.claims import coverage_claims
-from studies.coverage.intervals import KINDS, Found, all_intervals, hcope, hcope_lower
+from studies.coverage.intervals import KINDS, Found, all_intervals
 from studies.coverage.study import NAMES, Coverage
 from studies.harness import small_grid
 from studies.harness.claims import FAILS, HOLDS, UNDECIDED
@@ -165,40 +164,6 @@ def test_learning_from_the_data_raises_the_estimate_above_the_value() -> None:
 # --- intervals --------------------------------------------------------------------------------
 
 
-def test_hcope_by_hand() -> None:
-    """The theorem as it is printed, with one threshold for all."""
-    x = np.random.default_rng(0).exponential(size=100)
-    low, alpha = hcope_lower(x, 0.05), 0.05
-    first, rest = x[::20], np.delete(x, np.arange(0, 100, 20))
-
-    def bound(values: np.ndarray, cut: float, n: int) -> float:
-        y = np.minimum(values, cut)
-        m, log = y.size, math.log(2 / alpha)
-        spread = (m * np.sum(y**2) - np.sum(y) ** 2) * 2 / (m * (m - 1))
-        return float(y.mean() - 7 * cut * log / (3 * (n - 1)) - math.sqrt(max(log / n * spread, 0)))
-
-    cuts = np.geomspace(1e-3, 1e2, 200) * first.max()
-    best = max(cuts, key=lambda cut: bound(first, cut, 95))
-    assert low == pytest.approx(max(bound(rest, best, 95), 0.0), rel=1e-9)
-    assert 0 <= low < x.mean()
-    assert hcope_lower(np.ones(2000), 0.05) > 0.9
-    assert hcope_lower(np.zeros(50), 0.05) == 0.0
-    assert hcope_lower(np.ones(10), 0.05) == 0.0  # a pilot of one episode
-
-
-def test_hcope_adds_up_the_terms_that_betting_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the mean for a bound both ends are the value, but for what the weights' sums vary by."""
-    regime = Regime("similar", "high", 5, 4, 200, seed=4)
-    data, target, _ = regime.simulate(np.random.default_rng(1))
-    monkeypatch.setattr(coverage_intervals, "hcope_lower", lambda x, alpha: float(x.mean()))
-    ((low, high),) = hcope(data, target, ["FIS"], 0.95, (-1.0, 1.0), 5).values()
-    value = evaluate(data, target, estimators="FIS")["FIS"]
-    assert low == pytest.approx(value.value, abs=0.2)
-    assert high == pytest.approx(value.value, abs=0.2)
-    ((exact, _),) = hcope(data, target, ["FIS"], 0.95, (0.0, 1.0), 5).values()
-    assert exact == pytest.approx(value.value, rel=1e-12)
-
-
 def test_intervals_are_those_of_evaluate() -> None:
     regime = Regime("drifting", "high", 4, 3, 20, seed=6)
     data, target, truth = regime.simulate(np.random.default_rng(2))
@@ -223,8 +188,7 @@ def test_intervals_are_those_of_evaluate() -> None:
             assert ends == (got[name].interval.low, got[name].interval.high)
             assert found.holds(truth)[e, k] == (truth in got[name].interval)
     np.testing.assert_allclose(found.width(0.9)[:, 0], 1.0, rtol=1e-12)
-    betting, bound = (found.width(0.9)[0, KINDS.index(kind)] for kind in ("betting", "HCOPE"))
-    assert 1 < betting < bound
+    assert found.width(0.9)[0, KINDS.index("betting")] > 1
 
 
 def test_undefined_intervals_neither_hold_nor_miss_and_empty_ones_miss() -> None:
@@ -299,13 +263,12 @@ def test_the_numbers_of_the_summary_are_plain_means() -> None:
 def test_claims_follow_the_numbers() -> None:
     names, kinds = list(NAMES), list(KINDS)
 
-    def summary(coverage: float, betting: float, ratio: float) -> dict[str, object]:
+    def summary(coverage: float, betting: float) -> dict[str, object]:
         table = np.full((len(names), len(kinds)), coverage)
         table[:, kinds.index("betting")] = betting
         error = np.full((len(names), len(kinds)), 0.004)
         part = {"coverage": table, "error": error, "width": table, "lowest": table}
         both = {"gain": [np.full(len(names), 0.02), np.full(len(names), 0.004)]}
-        both["ratio"] = [np.full(len(names), ratio), np.full(len(names), 0.01)]
         return {
             "runs": 100,
             "level": 0.95,
@@ -322,11 +285,10 @@ def test_claims_follow_the_numbers() -> None:
     def verdicts(*numbers: float) -> list[str]:
         return [claim.verdict for claim in coverage_claims(plain(summary(*numbers), math.nan))]
 
-    assert verdicts(0.95, 0.99, 0.5) == [HOLDS] * 5
-    assert verdicts(0.90, 0.99, 0.5)[0] == FAILS
-    assert verdicts(0.935, 0.99, 0.5)[0] == UNDECIDED
-    assert verdicts(0.95, 0.90, 0.5)[2] == FAILS
-    assert verdicts(0.95, 0.99, -0.5)[3] == FAILS
+    assert verdicts(0.95, 0.99) == [HOLDS] * 4
+    assert verdicts(0.90, 0.99)[0] == FAILS
+    assert verdicts(0.935, 0.99)[0] == UNDECIDED
+    assert verdicts(0.95, 0.90)[2] == FAILS
 
 
 @pytest.mark.parametrize("setting", [{"level": 1.0}, {"every": 0}, {"cartpole": 0}])

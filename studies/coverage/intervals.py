@@ -1,4 +1,4 @@
-"""Compute all kinds of intervals from one data set: the library's, and two to compare with."""
+"""Compute all kinds of intervals from one data set: the library's, and value ± z SE."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ope_gym.arrays import FloatArray
 from ope_gym.inference import intervals
 from ope_gym.policies import Policy
 
-KINDS = ("normal", "ess-t", "percentile", "bca", "betting", "HCOPE")
-PLAIN = ("BIS", "FIS")  # betting and HCOPE rest on their terms, whatever the estimator
-_PILOT = 20  # HCOPE chooses its threshold on every 20th episode
+KINDS = ("normal", "ess-t", "percentile", "bca", "betting")
+PLAIN = ("BIS", "FIS")  # betting rests on their terms, whatever the estimator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,62 +77,7 @@ def all_intervals(
             empty = math.isnan(e.interval.low)  # no value agrees with the data: a miss
             ends = (math.inf, -math.inf) if empty else (e.interval.low, e.interval.high)
             put(name, "betting", *ends)
-        for name, ends in hcope(data, target, plain, level, reward_range, horizon).items():
-            put(name, "HCOPE", *ends)
     return found
-
-
-def hcope(
-    data: Trajectories,
-    target: Policy,
-    names: Sequence[str],
-    level: float,
-    reward_range: tuple[float, float],
-    horizon: int,
-) -> dict[str, tuple[float, float]]:
-    """Return intervals whose ends are bounds by `hcope_lower`.
-
-    The lower end bounds gains above the lowest reward, the upper end losses below the highest, up
-    to the horizon, as the library's betting intervals do.
-    """
-    low, high = min(reward_range[0], 0.0), max(reward_range[1], 0.0)
-    last = data.offsets[1:] - 1
-    ends = {}
-    gain, loss = data.rewards - low, high - data.rewards
-    gain[last] -= low * (horizon - data.lengths)  # after its end an episode pays 0: its last weight
-    loss[last] += high * (horizon - data.lengths)  # stays, so the last step can pay for the rest
-    terms = [
-        evaluate(dataclasses.replace(data, rewards=pay), target, estimators=names)
-        for pay in (gain, loss)
-    ]
-    for name in names:
-        bounds = [hcope_lower(e[name].influence, (1 - level) / 2) for e in terms]
-        ends[name] = low * horizon + bounds[0], high * horizon - bounds[1]
-    return ends
-
-
-def hcope_lower(x: FloatArray, alpha: float) -> float:
-    """Return a lower bound on the mean of x >= 0.
-
-    It is theorem 1 of Thomas, Theocharous and Ghavamzadeh, "High-confidence off-policy evaluation".
-    Values are clipped at c, then an empirical Bernstein bound holds: mean - 7 c L / (3 (n - 1)) -
-    sqrt(2 L var / n), L = ln(2 / alpha). As recommended, c is chosen for the best bound on a
-    twentieth of the data, which is not used afterwards.
-    """
-    pilot = np.arange(x.size) % _PILOT == 0
-    first, rest = x[pilot], x[~pilot]
-    if first.size < 2 or not first.max() > 0.0:
-        return 0.0
-    cuts = np.geomspace(1e-3, 1e2, 200) * first.max()
-    cut = cuts[np.argmax(_bernstein(first, cuts, rest.size, alpha))]
-    return max(float(_bernstein(rest, cut[None], rest.size, alpha)[0]), 0.0)
-
-
-def _bernstein(x: FloatArray, cuts: FloatArray, n: int, alpha: float) -> FloatArray:
-    """Return the bounds (cuts,) for n values with the means and variances of x clipped there."""
-    y, log = np.minimum(x, cuts[:, None]), math.log(2 / alpha)
-    spread = np.sqrt(2 * log * y.var(axis=1, ddof=1) / n)
-    return np.asarray(y.mean(axis=1) - 7 * cuts * log / (3 * (n - 1)) - spread)
 
 
 def _normal(level: float) -> float:

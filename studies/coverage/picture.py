@@ -15,7 +15,6 @@ _COLOURS = {
     "percentile": PINK,
     "bca": GREEN,
     "betting": RED,
-    "HCOPE": INK,
 }
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 

@@ -138,8 +138,8 @@ class Coverage(Study):
             f"{summary['runs']} runs: {count['small']} data sets of {len(summary['regimes'])} small"
             f" MDPs, a third from each source, and {count[_ENV]} held-out ones of {_ENV}; the level"
             f" is {summary['level']:.0%}. Each entry: coverage ± standard error (lowest by kind of "
-            "loggers), median width (value ± z SE is 1). Betting and HCOPE use the terms of the "
-            "plain estimators, so a normalised estimator has the interval of the plain one.",
+            "loggers), median width (value ± z SE is 1). Betting uses the terms of the plain "
+            "estimators.",
         ]
         for source, part in summary["parts"].items():
             rows = [
@@ -180,22 +180,14 @@ def _described(holds: FloatArray, width: FloatArray, kinds: NDArray[np.str_]) ->
 def _paired(runs: Runs) -> dict[str, Any]:
     """Return differences (E,) on the same data, with standard errors.
 
-    On held-out data `gain` is the coverage of ess-t − normal, `ratio` is ln(width of HCOPE / width
-    of betting); `loss` is coverage on held-out − in-sample data.
+    On held-out data `gain` is the coverage of ess-t − normal; `loss` is coverage on held-out −
+    in-sample data.
     """
     at = {kind: k for k, kind in enumerate(KINDS)}
     found = {}
-    for part, holds, width in (
-        ("held-out", runs["holds"][:, 0], runs["width"][:, 0]),
-        (_ENV, runs["cart_holds"], runs["cart_width"]),
-    ):
+    for part, holds in (("held-out", runs["holds"][:, 0]), (_ENV, runs["cart_holds"])):
         gain = _mean(holds[..., at["ess-t"]] - holds[..., at["normal"]], (1,))
-        with np.errstate(invalid="ignore"):
-            ratio = _mean(np.log(width[..., at["HCOPE"]] / width[..., at["betting"]]), (1,))
-        found[part] = {
-            "gain": [_mean(gain, (0,)), standard_errors(gain)],
-            "ratio": [_mean(ratio, (0,)), standard_errors(ratio)],
-        }
+        found[part] = {"gain": [_mean(gain, (0,)), standard_errors(gain)]}
     optimism = _mean(runs["holds"][:, 0], (1,)) - _mean(runs["holds"][:, 2], (1,))  # (R, E, K)
     found["in-sample"] = {"loss": [_mean(optimism, (0,)), standard_errors(optimism)]}
     return found
