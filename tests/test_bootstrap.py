@@ -129,6 +129,7 @@ def test_draws_are_with_replacement_inside_strata() -> None:
     np.testing.assert_allclose(counts.mean(axis=0), 1, atol=4 / np.sqrt(4000))
     np.testing.assert_array_equal(counts, Resamples(strata, 4000, 1).factors(0, 7))
     assert not np.array_equal(counts, Resamples(strata, 4000, 2**64 + 1).factors(0, 7))
+    assert np.ptp(Resamples(np.zeros(1025, dtype=np.int64), 9, 0).factors(1024, 1025)) > 0
     alone = Resamples(np.arange(3), 9, seed=0)
     np.testing.assert_array_equal(alone.factors(0, 3), 1.0)  # no spread can be seen
 

@@ -198,6 +198,14 @@ def test_blend_meets_the_conditions_of_the_optimum(seed: int, size: int, scale: 
     assert np.abs(gradient - least)[x > 1e-9].max() <= 1e-8 * size_of
 
 
+def test_of_mixtures_without_error_the_evenest_is_taken_whatever_is_rounded() -> None:
+    """Two trajectories show one direction of errors; of x with u x = 0 that is the shortest."""
+    u = np.array([1.0, -1.0, 0.5, 2.0])
+    for rounding in (0.0, 1e-16, -1e-15):
+        got = blend(np.outer(u, u) + rounding * np.diag([1.0, 2.0, 3.0, 4.0]), np.zeros(4))
+        np.testing.assert_allclose(got, np.array([3.0, 7.0, 4.0, 1.0]) / 15, atol=1e-6)
+
+
 def test_blend_of_two_by_hand() -> None:
     # variances 1 and 4, independent: weights 4/5 and 1/5; a bias of 2 in the first: 4/9 and 5/9
     np.testing.assert_allclose(blend(np.diag([1.0, 4.0]), np.zeros(2)), [0.8, 0.2], rtol=1e-12)

@@ -46,6 +46,9 @@ from ope_gym.inference.intervals import Interval, ess_t, undefined
 from ope_gym.verdict import Reason
 
 CUTS = 10
+RIDGE = (
+    1e-9  # of the largest error: of x that are as good, as with 2 or 3 trajectories, the evenest
+)
 LEVEL = 0.5  # of the interval of WDR: beyond it a bias counts
 
 
@@ -165,7 +168,7 @@ def blend(covariance: FloatArray, bias: FloatArray) -> FloatArray:
     if scale <= 0.0:  # no part has any error: all agree on one value
         return np.full(bias.size, 1.0 / bias.size)
     values, vectors = np.linalg.eigh(error / scale)
-    root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
+    root = np.sqrt(np.maximum(values, RIDGE))[:, None] * vectors.T
     best, _ = nnls(np.vstack([root, np.ones(bias.size)]), np.append(np.zeros(bias.size), 1.0))
     return np.asarray(best / best.sum())
 

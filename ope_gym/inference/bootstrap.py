@@ -47,8 +47,8 @@ class Resamples:
 
     def part(self, trajectories: slice) -> Resamples:
         """Return what a task needs for some trajectories in a row; they keep their numbers."""
-        begin = trajectories.start // _BLOCK * _BLOCK
-        end = -(-trajectories.stop // _BLOCK) * _BLOCK
+        begin = self._range(self._block_of(trajectories.start))[0]
+        end = self._range(self._block_of(trajectories.stop - 1))[1]
         part = copy.copy(self)
         part._begin, part._drawn = begin, {}
         part._strata = self._strata[begin - self._begin : end - self._begin]
@@ -57,9 +57,9 @@ class Resamples:
     def factors(self, begin: int, end: int) -> FloatArray:
         """Return (R, end - begin) how much each replicate counts trajectories begin..end-1."""
         factors = np.empty((self.replicates, end - begin))
-        for block in range(begin // _BLOCK, -(-end // _BLOCK)):
+        for block in range(self._block_of(begin), self._block_of(end - 1) + 1):
             counts, scale = self._block(block)
-            first = block * _BLOCK
+            first = self._range(block)[0]
             some = slice(max(begin - first, 0), end - first)
             size = scale[some].size
             place = max(first - begin, 0)
@@ -71,12 +71,21 @@ class Resamples:
         if block not in self._drawn:
             if (len(self._drawn) + 1) * self.replicates * _BLOCK > _KEEP:
                 self._drawn.clear()
-            first = block * _BLOCK - self._begin
+            first, stop = self._range(block)
             rng = np.random.default_rng([self.seed, block])
-            strata = self._strata[first : first + _BLOCK]
+            strata = self._strata[first - self._begin : stop - self._begin]
             strata = strata if self._lone else _with_neighbours(strata)
             self._drawn[block] = draw(strata, self.replicates, rng)
         return self._drawn[block]
+
+    def _block_of(self, trajectory: int) -> int:
+        """Return the block of a trajectory; a last one would never vary alone, so it joins."""
+        return min(trajectory // _BLOCK, max(self._size - 2, 0) // _BLOCK)
+
+    def _range(self, block: int) -> tuple[int, int]:
+        """Return the first trajectory of a block, and one past its last."""
+        last = block == self._block_of(self._size - 1)
+        return block * _BLOCK, self._size if last else (block + 1) * _BLOCK
 
     def pooled(self) -> Resamples:
         """Return draws from all trajectories together, not inside strata."""
@@ -84,7 +93,7 @@ class Resamples:
 
     def by_replicates(self) -> Iterator[FloatArray]:
         """Yield (r, n) how much some replicates count each trajectory, a block of them a time."""
-        blocks = [self._block(i) for i in range(-(-self._size // _BLOCK))]
+        blocks = [self._block(i) for i in range(self._block_of(self._size - 1) + 1)]
         counts, scale = (np.concatenate(x, axis=-1) for x in zip(*blocks, strict=True))
         rows = max(1, _ELEMENTS // self._size)
         for begin in range(0, self.replicates, rows):
