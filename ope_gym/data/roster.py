@@ -101,9 +101,9 @@ class Roster:
     @cached_property
     def acted(self) -> NDArray[np.bool_]:
         """(2, policies) whether each acted in episodes that are not held out, and in others."""
-        found = np.zeros((2, len(self.policies)), dtype=bool)
+        acted = np.zeros((2, len(self.policies)), dtype=bool)
         plain = self.schedule_ids < 0
-        found[self.held_out[plain].astype(np.int64), self.first_policies[plain]] = True
+        acted[self.held_out[plain].astype(np.int64), self.first_policies[plain]] = True
         for s, schedule in enumerate(self.schedules):
             for tag in (False, True):
                 mine = (self.schedule_ids == s) & (self.held_out == tag)
@@ -113,8 +113,8 @@ class Roster:
                 begun = np.zeros(schedule.clocks.size + 1, dtype=np.int64)
                 np.add.at(begun, first, 1)
                 np.add.at(begun, np.maximum(stop, first + 1), -1)
-                found[int(tag), schedule.policies[np.cumsum(begun)[:-1] > 0]] = True
-        return found
+                acted[int(tag), schedule.policies[np.cumsum(begun)[:-1] > 0]] = True
+        return acted
 
     @property
     def known(self) -> bool:

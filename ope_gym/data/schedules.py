@@ -40,8 +40,8 @@ class Schedule:
 
     def policy_at(self, clocks: ArrayLike) -> NDArray[np.int32]:
         """Return the policy that acts at each clock; -1 before the first."""
-        found = np.searchsorted(self.clocks, clocks, side="right") - 1
-        return np.where(found < 0, np.int32(-1), self.policies[found])
+        place = np.searchsorted(self.clocks, clocks, side="right") - 1
+        return np.where(place < 0, np.int32(-1), self.policies[place])
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -144,8 +144,8 @@ C = TypeVar("C", bound=Columns)
 
 def space_of(data: Any, column: str) -> Space | None:
     """Return the Gymnasium space of one row of a batch: of "actions", the action space."""
-    found: Space | None = getattr(data, f"{column[:-1]}_space")
-    return found
+    space: Space | None = getattr(data, f"{column[:-1]}_space")
+    return space
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -183,11 +183,11 @@ def latest_episodes(data: Columns, last: int) -> Ints:
             break
         searched.append(block)
         numbers = np.union1d(numbers, first[block * _BLOCK : (block + 1) * _BLOCK])[-last:]
-    found = [
+    latest = [
         block * _BLOCK + np.flatnonzero(first[block * _BLOCK : (block + 1) * _BLOCK] >= numbers[0])
         for block in sorted(searched)
     ]
-    return np.concatenate([np.empty(0, dtype=np.int64), *found])
+    return np.concatenate([np.empty(0, dtype=np.int64), *latest])
 
 
 def take(data: C, episodes: Ints) -> C:
@@ -299,15 +299,15 @@ class GrowingColumns(Generic[C]):
             name: self.longer((name,), getattr(self.all, name), getattr(new, name))
             for name in (*BY_STEP, *BY_EPISODE)
         }
-        found = freeze(dataclasses.replace(self.all, **changed))
+        joined = freeze(dataclasses.replace(self.all, **changed))
         for name in _BY_ROW:
-            vars(found)[name] = self.longer((name,), getattr(self.all, name), getattr(new, name))
-            vars(found)[name].setflags(write=False)
+            vars(joined)[name] = self.longer((name,), getattr(self.all, name), getattr(new, name))
+            vars(joined)[name].setflags(write=False)
         whole = len(self.all) // _BLOCK  # blocks that are full: the last one grows
-        tops = _block_tops(found.first_policies[whole * _BLOCK :])
+        tops = _block_tops(joined.first_policies[whole * _BLOCK :])
         tops = self.longer(("block_tops",), self.all.block_tops[:whole], tops)
-        vars(found)["block_tops"] = read_only(tops)
-        return found
+        vars(joined)["block_tops"] = read_only(tops)
+        return joined
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the room out: a copy has its own."""

@@ -321,8 +321,8 @@ def _rows(text: str) -> Iterator[Any]:
 
 
 def _after_blanks(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    return at if found is None else found.end()
+    blanks = _BLANKS.match(text, at)
+    return at if blanks is None else blanks.end()
 
 
 def _row(text: str, at: int) -> tuple[Any, int]:

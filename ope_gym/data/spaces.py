@@ -79,11 +79,11 @@ def brief(space: object, *, bounds: bool = False) -> str:
 
 def mismatch(name: str, one: object, other: object) -> ValueError:
     """Return the error for episodes whose spaces or time limits differ."""
-    found = f"{brief(one)} and {brief(other)}"
+    difference = f"{brief(one)} and {brief(other)}"
     if brief(one) == brief(other):
-        found += " with other bounds"
+        difference += " with other bounds"
     return ValueError(
-        f"{name} differs: {found}; only episodes of one environment can be put together"
+        f"{name} differs: {difference}; only episodes of one environment can be put together"
     )
 
 

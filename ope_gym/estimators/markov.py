@@ -339,8 +339,8 @@ class _Sums:
     """Sums over the chunks so far.
 
     Args:
-        square: for each set of columns, (p, p) their squares.
-        product: for each set, (p,) their products with the residuals.
+        square: Squares (p, p) of each set of columns.
+        product: Products (p,) of each set with the residuals.
         moments: (3,) number of residuals, sums of their second and fourth powers.
         known: whether all chunks have what is needed.
         past: whether any episode has more than one step.

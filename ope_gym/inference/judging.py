@@ -48,7 +48,7 @@ class Facts:
     Args:
         value: The estimate; NaN if the weights do not support one.
         error: Its standard error; NaN if undefined.
-        diagnostics: Of its weights.
+        diagnostics: Diagnostics of its weights.
         sample: The data it rests on.
         reasons: What others have found out about the data or the estimator.
         fresh_episodes: How many of the target would tell as much; NaN if unknown.
@@ -137,7 +137,7 @@ def unseen_by_greedy(share: float, length: float) -> Reason:
     """Say that a greedy policy goes where nobody was, and what it would cost to know its value.
 
     Args:
-        share: Of its steps that lie outside of what was recorded.
+        share: Share of its steps that lie outside of what was recorded.
         length: Steps of an episode.
     """
     return Reason("greedy_unknown", share=share, episodes=GREEN_FRESH, steps=GREEN_FRESH * length)

@@ -141,15 +141,15 @@ class Ending:
         place = _within((following - self.middle) / self.half, -_OUTSIDE, _OUTSIDE).T
         z = (following - self.centre) / self.scale
         d, smooth = len(place), monomials(z.T, _ENDING_DEGREE)
-        found = np.empty((len(smooth) + 4 * d, len(following)))
-        found[: len(smooth)] = smooth
-        eighth, sixteenth = found[len(smooth) : -2 * d], found[-2 * d :]
+        columns = np.empty((len(smooth) + 4 * d, len(following)))
+        columns[: len(smooth)] = smooth
+        eighth, sixteenth = columns[len(smooth) : -2 * d], columns[-2 * d :]
         np.maximum(place, 0.0, out=eighth[:d])
         np.minimum(place, 0.0, out=eighth[d:])
         for _ in range(3):
             np.multiply(eighth, eighth, out=eighth)  # faster than **
         np.multiply(eighth, eighth, out=sixteenth)
-        return found.T
+        return columns.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +157,9 @@ class Environment:
     """A learned environment; states of d numbers, F monomials, A actions (1 if they are real).
 
     Args:
-        centre: of the inputs: the state, and the action where it is made of real numbers.
-        scale: of the inputs; 1 where they never differ.
-        degree: of the polynomials.
+        centre: Centre of the inputs: the state, and the action where it is made of real numbers.
+        scale: Scale of the inputs; 1 where they never differ.
+        degree: Degree of the polynomials.
         coefficients: (A, d + 1, F) of the increments and the reward.
         terminal_bonus: extra reward of a terminal step.
         low: (d,) least state that a prediction may reach.
@@ -289,8 +289,8 @@ def learn(steps: Steps, degree: int, *, ends_by_action: bool = False) -> Environ
     """Learn from recorded steps; an action never seen takes what all others do on average.
 
     Args:
-        steps: to learn from.
-        degree: of the polynomials.
+        steps: Steps to learn from.
+        degree: Degree of the polynomials.
         ends_by_action: whether an action may end an episode wherever it leads.
     """
     inputs = steps.states if steps.n_actions else np.hstack([steps.states, steps.actions])

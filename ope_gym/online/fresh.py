@@ -26,8 +26,8 @@ def fresh_value(
 
     Args:
         returns: (n,) of fresh episodes.
-        timesteps: of the training.
-        level: of the interval.
+        timesteps: Timesteps of the training.
+        level: Level of the interval.
         seen: all returns of the run so far.
     """
     n, mean = len(returns), float(returns.mean())

@@ -83,14 +83,14 @@ class Evidence:
     """Values of one policy by each way, before any bias.
 
     Args:
-        near: By the steps around the policy.
-        last: By whole episodes; None if there are none.
+        near: Value by the steps around the policy.
+        last: Value by whole episodes; None if there are none.
         distance: X, the χ² of an episode.
         spread: s, the standard deviation of a return.
         low: Lowest return so far.
         high: Highest return so far.
         limits: Lowest and highest mean that returns so far allow.
-        simulated: In a learned environment; None without one.
+        simulated: Value in a learned environment; None without one.
     """
 
     near: Value

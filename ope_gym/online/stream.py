@@ -97,8 +97,8 @@ class Window:
 
         def sums(some: Any) -> FloatArray:
             weights = (np.ones(self.size), going, *values)
-            found = [np.bincount(cell[some], w[some], minlength=groups * spans) for w in weights]
-            return np.asarray(np.stack(found).reshape(-1, groups, spans), dtype=np.float64)
+            tallied = [np.bincount(cell[some], w[some], minlength=groups * spans) for w in weights]
+            return np.asarray(np.stack(tallied).reshape(-1, groups, spans), dtype=np.float64)
 
         table = sums(slice(None) if rows is None else rows)
         table = table[:, table[0].sum(axis=1) > 0]  # groups without a step
@@ -247,7 +247,7 @@ class Stream:
             stop: clock after the last one.
             names: of the columns; clock and began if there are none.
         """
-        found: list[dict[str, NDArray[Any]]] = []
+        parts: list[dict[str, NDArray[Any]]] = []
         for chunk in self._chunks:
             low, high = (
                 int(np.clip(x - chunk["clock"][0, 0], 0, len(chunk["skip"]))) for x in (start, stop)
@@ -255,10 +255,10 @@ class Stream:
             if low < high:
                 kept = ~chunk["skip"][low:high]
                 wanted = names or ("clock", "began")
-                found.append({name: chunk[name][low:high][kept] for name in wanted})
-        if not found:
+                parts.append({name: chunk[name][low:high][kept] for name in wanted})
+        if not parts:
             return {name: np.empty(0) for name in names or ("clock", "began")}
-        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def window(self, start: int, stop: int) -> Window:
         """Return what happened between two clocks, in episodes whose beginning is known."""

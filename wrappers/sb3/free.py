@@ -27,8 +27,8 @@ class FreeSteps(TrainingSteps):
     Args:
         model: PPO, A2C or another on-policy algorithm.
         gamma: Discount of the value.
-        level: Of the intervals.
-        seed: Of the episodes that are played in a learned environment.
+        level: Level of the intervals.
+        seed: Seed of the episodes that are played in a learned environment.
     """
 
     def __init__(self, model: Any, *, gamma: float, level: float, seed: int) -> None:

@@ -36,8 +36,8 @@ def affordable_spacing(model: Any, horizon: int | None, timesteps: int, share: f
     Args:
         model: PPO, A2C or another on-policy algorithm.
         horizon: Time limit of an episode; None without one.
-        timesteps: Of the training.
-        share: Of its CPU time.
+        timesteps: Timesteps of the training.
+        share: Share of its CPU time.
     """
     rollout = model.n_steps * model.n_envs
     updates = getattr(model, "n_epochs", 1) * -(-rollout // getattr(model, "batch_size", rollout))
