@@ -32,8 +32,8 @@ import numpy as np
 
 import wrappers
 import wrappers.vector
-from ope_gym.data.paths import DamagedFileError
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.files import DamagedFileError
 from ope_gym.policies import LinearSigmoid
 
 ROOT = Path(__file__).parents[1]

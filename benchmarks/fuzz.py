@@ -32,9 +32,9 @@ from gymnasium import spaces as S
 from ope_gym import batches
 from ope_gym.data import database, stored
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.paths import DamagedFileError
 from ope_gym.data.schema import BY_EPISODE, BY_STEP
 from ope_gym.data.trajectories import Trajectories, read_chunks
+from ope_gym.files import DamagedFileError
 from ope_gym.policies import LinearSigmoid, Uniform
 
 _MOST_BYTES = 64 * 2**20

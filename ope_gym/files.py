@@ -1,4 +1,4 @@
-"""Write files as a whole: whoever opens one, at any time and after any crash, finds old or new."""
+"""Paths, and files that are written as a whole: whoever opens one, ever, finds old or new."""
 
 from __future__ import annotations
 
@@ -10,11 +10,53 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
-__all__ = ["in_place_of", "require_regular", "write_file"]
+PathLike: TypeAlias = str | os.PathLike[str]
+# Errors of code that takes data of the wrong shape apart.
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
-def require_regular(path: str | os.PathLike[str]) -> None:
+class DamagedFileError(ValueError):
+    """Raised for a file of episodes whose contents are not those that were written."""
+
+
+class ForeignFileError(DamagedFileError):
+    """Raised for a file that ope_gym did not write: nothing in it can be recovered."""
+
+
+def is_uri(path: PathLike) -> bool:
+    """Return whether a path names a file of another system, such as s3://bucket/log.parquet."""
+    return "://" in os.fspath(path)
+
+
+def import_arrow() -> Any:
+    """Return pyarrow, or say how to install it."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError(
+            'tables need pyarrow, which is missing: pip install -e ".[tables]" -c constraints.txt'
+        ) from error
+    return pyarrow
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """Return the file system of Arrow that a full path or URI names, and the path in it."""
+    import_arrow()  # says how to install it
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if not is_uri(path):
+        return LocalFileSystem(), path
+    try:
+        system, inside = FileSystem.from_uri(path)
+        return system, inside
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be opened: {error}") from error
+
+
+def require_regular(path: PathLike) -> None:
     """Raise if a path names a pipe, a device or a socket: opening one may wait for ever."""
     try:
         mode = os.stat(path).st_mode
@@ -28,7 +70,7 @@ def require_regular(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def in_place_of(path: str | os.PathLike[str]) -> Iterator[Path]:
+def in_place_of(path: PathLike) -> Iterator[Path]:
     """Give the name of a new file, which takes the place of `path` at the end, if all went well.
 
     The new file is on the disk before it gets its name, and nobody else writes to its own: two
@@ -56,7 +98,7 @@ def in_place_of(path: str | os.PathLike[str]) -> Iterator[Path]:
         _sync(target.parent)
 
 
-def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_file(path: PathLike, content: str | bytes) -> None:
     """Write text or bytes to a file as a whole; a pipe or a device gets them as they come."""
     data = content.encode() if isinstance(content, str) else content
     if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout

@@ -110,7 +110,7 @@ def interrupt_asks(words: str) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back until the end of the block; a second one gets through at once.
+    """Hold Ctrl-C and SIGTERM back until the end of the block, which must be short.
 
     Signals that nobody handles in Python are left alone: they end the process as before.
     """
@@ -123,7 +123,7 @@ def held_back() -> Iterator[None]:
 
     def wait(number: int, frame: FrameType | None) -> None:
         sent = signal.Signals(number)
-        if _holds and not waiting:
+        if _holds:
             waiting.append(sent)
         else:
             before[sent](number, frame)
@@ -142,7 +142,7 @@ def held_back() -> Iterator[None]:
                 signal.signal(number, before[number])
         finally:
             _holds = False
-        for number in waiting:
+        for number in waiting[:1]:
             signal.raise_signal(number)
 
 

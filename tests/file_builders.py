@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -230,3 +232,13 @@ def constant_buffer(space: gym.Space[Any], element: Callable[[int], Any]) -> Tra
         chosen = stack(space, [element(first + t + 3) for t in range(2)])
         buffer.append(seen, chosen, [1.0, 2.0], [-0.5, -0.25], k, terminated=True)
     return buffer.view()
+
+
+def as_if_killed(path: Path) -> Path:
+    """Return a copy of a file and of all beside it, as its recorder would leave it if it died."""
+    folder = path.parent / f"copy-{len(os.listdir(path.parent))}"
+    folder.mkdir()
+    for name in path.parent.glob(f"{path.name}*"):
+        if not name.name.endswith("-shm"):
+            shutil.copy(name, folder)
+    return folder / path.name

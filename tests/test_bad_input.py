@@ -14,8 +14,8 @@ from gymnasium import spaces
 
 from ope_gym import Weighting, evaluate, evaluate_log_probs
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.paths import DamagedFileError
 from ope_gym.data.trajectories import Trajectories
+from ope_gym.files import DamagedFileError
 from ope_gym.policies import Uniform, policy_from_arrays
 from tests.builders import LogProbOnly, Table, plain_options, recorded
 from tests.reference import Data

@@ -100,25 +100,17 @@ def expected(runs: int = 1) -> Trajectories:
 # Interrupts ----------------------------------------------------------------------------------
 
 
-def test_a_signal_waits_for_the_end_of_the_block_and_a_second_one_does_not() -> None:
+@pytest.mark.parametrize("signals", [0, 1, 2])
+def test_signals_wait_for_the_end_of_the_block(signals: int) -> None:
     before = signal.getsignal(signal.SIGINT)
     done: list[str] = []
-
-    def run(signals: int) -> None:
+    with pytest.raises(KeyboardInterrupt) if signals else contextlib.nullcontext(), held_back():
         with held_back():
-            with held_back():
-                for _ in range(signals):
-                    signal.raise_signal(signal.SIGINT)
-                done.append("inside")
-            done.append("around")
-
-    for signals, expected_to_be_done in (1, ["inside", "around"]), (2, []):
-        done.clear()
-        with pytest.raises(KeyboardInterrupt):
-            run(signals)
-        assert done == expected_to_be_done
-        assert signal.getsignal(signal.SIGINT) is before
-    run(0)
+            for _ in range(signals):
+                signal.raise_signal(signal.SIGINT)
+            done.append("inside")
+        done.append("around")
+    assert done == ["inside", "around"]
     assert signal.getsignal(signal.SIGINT) is before
 
 

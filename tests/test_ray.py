@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from ope_gym import Bootstrap, Compute, Evaluator, Trajectories, evaluate
-from ope_gym.data.paths import DamagedFileError
 from ope_gym.data.tables import scan_parquet
+from ope_gym.files import DamagedFileError
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.scale import ray as ray_tasks

@@ -26,7 +26,6 @@ from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import Constant, ScriptedEnv, reused, script
 from tests.test_record import EXOTIC, held_out_by_definition, row, same
 from wrappers.recording.autoreset import AUTORESETS
-from wrappers.recording.rows import _Columns
 from wrappers.vector import RecordTrajectories
 
 MODES = list(AutoresetMode)
@@ -205,7 +204,7 @@ def test_one_long_episode_does_not_hold_the_rows_of_others(
     env.reset()
     drive(env, 800)
     assert len(env.buffer) == 7 * 800
-    assert len(env._session.rows._rewards) < 3 * 800
+    assert len(env._session.rows._table) < 3 * 800
     drive(env, 200)
     data = env.buffer.view()
     assert data.lengths.max() == 1_000
@@ -268,14 +267,6 @@ def test_any_space(name: str, mode: AutoresetMode | None, tmp_path: Path) -> Non
         for i in range(data.n_steps):
             assert same(row(data.observations, i), element(i % 4)), i
             assert same(row(data.actions, i), element(i % 4 + 4)), i
-
-
-def test_what_is_not_written_yet_is_not_widened() -> None:
-    columns = _Columns("observations", gym.spaces.Box(-1, 1, (1,)), 2)
-    columns.put(np.zeros((2, 1), dtype=np.float32), 0, 2, 4)
-    columns.arrays[0].view(np.uint32)[2:] = 0x7FA00000  # a cast of this signalling NaN warns
-    columns.put(np.full((2, 1), 0.1), 2, 4, 4)
-    assert columns.arrays[0].ravel().tolist() == [0.0, 0.0, 0.1, 0.1]
 
 
 def test_wider_floats_are_recorded_in_full() -> None:

@@ -30,9 +30,9 @@ from ope_gym import (
 )
 from ope_gym.analysis.overlap import overlap
 from ope_gym.data import store
-from ope_gym.data.paths import DamagedFileError
 from ope_gym.data.trajectories import nothing
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
+from ope_gym.files import DamagedFileError
 from ope_gym.models import LinearQ, TabularQ
 from ope_gym.policies import LinearSigmoid
 from ope_gym.preparing.files import Items

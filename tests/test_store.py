@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +16,6 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,15 +28,15 @@ from numpy.testing import assert_array_equal
 import ope_gym
 import wrappers
 import wrappers.vector
-from ope_gym.data import database, encoding, store, stored
+from ope_gym.data import database, encoding, store, stored, tail
 from ope_gym.data.database import SCHEMA
-from ope_gym.data.paths import DamagedFileError, ForeignFileError
 from ope_gym.data.schema import join
 from ope_gym.data.store import Store
 from ope_gym.data.stored import read_stored
 from ope_gym.data.trajectories import Trajectories, read_chunks
+from ope_gym.files import DamagedFileError, ForeignFileError
 from ope_gym.policies import LinearSigmoid, UnavailablePolicy, Uniform, register_policy
-from tests.file_builders import assert_identical, constant_buffer, made, recording
+from tests.file_builders import as_if_killed, assert_identical, constant_buffer, made, recording
 from tests.scripted_envs import Constant, ScriptedEnv, script
 from wrappers import collect
 
@@ -54,13 +52,15 @@ def recorder(path: Path | None, *episodes: str) -> wrappers.RecordTrajectories:
     return recording
 
 
-def play(env: wrappers.RecordTrajectories, episodes: int) -> None:
+def play(env: wrappers.RecordTrajectories, episodes: int, *, hand_over: bool = True) -> None:
     for _ in range(episodes):
         env.reset()
         over = False
         while not over:
             *_, terminated, truncated, _ = env.step(env.clock % 2)
             over = terminated or truncated
+    if hand_over:
+        env._session.hand_over()
 
 
 def in_chunks(path: Path, steps: int = 3) -> Trajectories:
@@ -75,16 +75,18 @@ def sql(path: Path, *statements: str) -> list[Any]:
         return [db.execute(statement).fetchall() for statement in statements][-1]
 
 
-def raw(data: Trajectories) -> SimpleNamespace:
-    """Return episodes as a recorder has them before it asks the policy."""
-    names = ("observations", "actions", "rewards", "lengths", "terminated", "truncated", "held_out")
-    columns = {name: getattr(data, name) for name in (*names, "start_clock")}
-    return SimpleNamespace(**columns, log_probs=np.full(data.n_steps, np.nan))
+def keep(file: Store, data: Trajectories, *, silent: bool = True, policy: int = 0) -> bool:
+    """Write episodes to the tail, by default without the propensities, which the policy knows."""
+    if silent:
+        data = dataclasses.replace(data, log_probs=np.full(data.n_steps, np.nan))
+    ends = (data.terminated, data.truncated, data.held_out)
+    facts = np.array([data.start_clock, data.lengths, *ends], dtype=np.int64)
+    return file.keep(*encoding.encode(data), facts, policy, 0)
 
 
 @contextlib.contextmanager
 def looping(path: Path, data: Trajectories) -> Iterator[Store]:
-    """Open a file for the episodes of one policy; at the end raw ones are still raw."""
+    """Open a file for the episodes of one policy, and append the first of them."""
     file = Store(path)
     file.change(0, 0, file.add_policy(data.policies[0]), mid_episode=False)
     file.append(data.select(episodes=[0]))
@@ -224,23 +226,39 @@ def test_small_chunks_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # Recorders and readers -----------------------------------------------------------------------
 
 
-def test_each_episode_is_in_the_file_when_it_has_ended(tmp_path: Path) -> None:
+def test_each_episode_is_safe_when_it_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "run"
     env = recorder(path)
     for n in range(1, 4):
-        play(env, 1)
-        assert len(Trajectories.load(path)) == n
+        play(env, 1, hand_over=False)
+        assert len(Trajectories.load(path)) == 0  # it is in the tail
+        assert len(Trajectories.load(as_if_killed(path))) == n
     env.reset()
     env.step(0)
     env.follow(SIGMOID)
+    assert len(Trajectories.load(path)) == 3
     env.step(0)
     env.step(0)
-    data = Trajectories.load(path)
-    assert_array_equal(data.policy_ids[-3:], [0, 1, 1])
-    assert_array_equal(data.schedules[0].clocks, [0, 10])
-    assert_identical(data, env.buffer.view())
+    copy = as_if_killed(path)
+    for _ in range(2):  # the first takes the tail into the file
+        data = Trajectories.load(copy)
+        assert_array_equal(data.policy_ids[-3:], [0, 1, 1])
+        assert_array_equal(data.schedules[0].clocks, [0, 10])
+        assert_identical(data, env.buffer.view())
+        assert os.listdir(copy.parent) == ["run"]
     env.close()
-    assert sorted(os.listdir(tmp_path)) == ["run"]  # neither log nor lock stays behind
+    assert sorted(x.name for x in tmp_path.iterdir() if x.is_file()) == ["run"]
+
+
+def test_readers_see_an_episode_soon_after_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = recorder(tmp_path / "run")
+    play(env, 3, hand_over=False)
+    monkeypatch.setattr(store, "_SYNC_SECONDS", 0)
+    play(env, 1, hand_over=False)
+    assert len(Trajectories.load(tmp_path / "run")) == 4
+    env.close()
 
 
 def test_readers_keep_the_episodes_that_they_have_listed(tmp_path: Path) -> None:
@@ -419,9 +437,7 @@ def test_killed_at_any_moment(kind: str, tmp_path: Path) -> None:
         assert announced <= len(data) - before <= announced + 8
         before = len(data)
     data.audit(1e-12)
-    shutil.copy(path, tmp_path / "copy")
-    with pytest.warns(UserWarning, match=r"copied while a recorder was writing it.*run|copy"):
-        assert len(Trajectories.load(tmp_path / "copy")) <= before
+    assert os.listdir(tmp_path) == ["run"]  # its tail and its log are in the file
 
 
 @posix
@@ -876,87 +892,87 @@ def test_changes_stay_arrays(tmp_path: Path) -> None:
     assert_array_equal(section.schedules[0].clocks, np.arange(200_000))
 
 
-# Raw episodes, which the next append replaces ------------------------------------------------
+# Tails ---------------------------------------------------------------------------------------
 
 
-def test_raw_episodes_are_read_with_the_propensities_of_their_policy(
+def test_a_tail_is_taken_in_with_the_propensities_of_its_policy(
     tmp_path: Path, played: Trajectories
 ) -> None:
     path = tmp_path / "run"
     with looping(path, played) as file:
-        assert file.append_raw(raw(played.select(episodes=[1, 2])), 0, 0)
-        assert file.append_raw(raw(played.select(episodes=[3])), 0, 0)
-        assert_identical(Trajectories.load(path), played.select(episodes=range(4)))
-    found = Trajectories.load(path)
-    assert_array_equal(found.log_probs, played.log_probs[:8])
-    assert sql(path, "SELECT count(*) FROM episodes") == [(4,)]
-
-
-def test_checked_episodes_take_the_place_of_raw_ones(tmp_path: Path, played: Trajectories) -> None:
-    path = tmp_path / "run"
-    with looping(path, played) as file:
-        for i in (1, 2, 3):
-            assert file.append_raw(raw(played.select(episodes=[i])), 0, 0)
-        file.append(played.select(episodes=[1, 2, 3, 4]))
-        assert sql(path, "SELECT first_episode, episodes FROM chunks") == [(0, 1), (1, 4)]
-        assert file.append_raw(raw(played.select(episodes=[5])), 0, 0)
+        assert keep(file, played.select(episodes=[1, 2]))
+        assert keep(file, played.select(episodes=[3]), silent=False)
+        assert len(Trajectories.load(path)) == 1
+        copy = as_if_killed(path)
+        file.append(played.select(episodes=[1, 2, 3, 4]), kept=0)
+        assert_identical(Trajectories.load(as_if_killed(path)), played.select(episodes=range(5)))
+        assert keep(file, played.select(episodes=[5]))
+        assert_identical(Trajectories.load(as_if_killed(path)), played)
+        file.append(played.select(episodes=[5]), kept=0)
     assert_identical(Trajectories.load(path), played)
-
-
-def test_invalid_raw_episodes_leave_the_file(tmp_path: Path, played: Trajectories) -> None:
-    path = tmp_path / "run"
-    with looping(path, played) as file:
-        for i in (1, 2, 3):
-            assert file.append_raw(raw(played.select(episodes=[i])), 0, 0)
-        file.append(played.select(episodes=[1, 3]))
-        assert file.append_raw(raw(played.select(episodes=[4])), 0, 0)
-        file.append(played.select(episodes=[]))
-        file.append(played.select(episodes=[5]))
-        file.close()
-    assert_identical(Trajectories.load(path), played.select(episodes=[0, 1, 3, 5]))
+    assert_identical(Trajectories.load(copy), played.select(episodes=range(4)))
+    with looping(copy, played):  # the next recorder finds nothing in the tail
+        pass
+    assert len(Trajectories.load(copy)) == 5
 
 
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [("actions", 5, "cannot tell the propensities.*is 5"), ("log_probs", 0.7, "log_probs is 0.7")],
 )
-def test_an_invalid_raw_episode_of_a_killed_recorder_costs_no_other(
+def test_an_invalid_episode_of_a_tail_costs_no_other(
     column: str, value: float, reason: str, tmp_path: Path, played: Trajectories
 ) -> None:
     path = tmp_path / "run"
     with looping(path, played) as file:
-        episodes = raw(played.select(episodes=[1, 2, 3]))
-        changed = getattr(episodes, column).copy()
-        changed[3] = value  # of the second
-        setattr(episodes, column, changed)
-        assert file.append_raw(episodes, 0, 0)
-    with Store(path) as file:  # of a recorder that continues the file
-        file.add_policy(played.policies[0])
-        file.append(played.select(episodes=[4, 5]))
-    refused(path, f"invalid: .*{reason}.*keep the others by")
-    with pytest.warns(UserWarning, match=f"left out 1 invalid episode of .*run: .*{reason}"):
-        found = Trajectories.load(path, recover=True)
-    assert_array_equal(found.rewards, played.select(episodes=[0, 1, 3, 4, 5]).rewards)
-    assert_array_equal(found.log_probs, played.select(episodes=[0, 1, 3, 4, 5]).log_probs)
+        episodes = played.select(episodes=[1, 2, 3])
+        log_probs = np.full(6, np.nan)
+        changed = {"actions": episodes.actions.copy(), "log_probs": log_probs}
+        changed[column][3] = value  # of the second
+        broken = dataclasses.replace(episodes, **changed)
+        assert keep(file, broken, silent=False)
+        copy = as_if_killed(path)
+    with pytest.warns(UserWarning, match=f"left out an episode of .*run, .*{reason}"):
+        found = Trajectories.load(copy)
+    assert_identical(found, played.select(episodes=[0, 1, 3]))
 
 
-def test_raw_episodes_keep_their_numbers_if_another_recorder_has_written(
-    tmp_path: Path, played: Trajectories
-) -> None:
+def test_a_torn_or_foreign_tail_is_noticed(tmp_path: Path, played: Trajectories) -> None:
     path = tmp_path / "run"
     with looping(path, played) as file:
-        assert file.append_raw(raw(played.select(episodes=[1])), 0, 0)
-        with looping(path, played):
-            assert not file.append_raw(raw(played.select(episodes=[2])), 0, 0)
-        file.append(played.select(episodes=[1, 2]))
-        assert file.append_raw(raw(played.select(episodes=[3])), 0, 0)
-        file.append(played.select(episodes=[3]))
-        with looping(path, played):
-            assert not file.append_raw(raw(played.select(episodes=[4])), 0, 0)
-        file.append(played.select(episodes=[4]))
-    found = Trajectories.load(path)
-    assert_array_equal(found.rewards, played.select(episodes=[0, 1, 0, 2, 3, 0, 4]).rewards)
-    assert not np.isnan(found.log_probs).any()
+        for i in (1, 2, 3):
+            assert keep(file, played.select(episodes=[i]))
+        copy, other = as_if_killed(path), as_if_killed(path)
+    torn = copy.with_name("run-tail1")
+    content = torn.read_bytes()
+    torn.write_bytes(content[: 2 * len(content) // 3 + 40] + bytes(100))
+    assert_identical(Trajectories.load(copy), played.select(episodes=range(3)))
+    recording().save(other)
+    other.with_name("run-tail1").write_bytes(content)
+    with pytest.warns(UserWarning, match="it belongs to another file"):
+        assert_identical(Trajectories.load(other), recording())
+
+
+def test_a_forged_tail_is_no_crash(tmp_path: Path, played: Trajectories) -> None:
+    with looping(tmp_path / "run", played) as file:
+        assert keep(file, played.select(episodes=[1, 2]))
+        copy = as_if_killed(tmp_path / "run")
+    content, rng = copy.with_name("run-tail1").read_bytes(), np.random.default_rng(0)
+    whole = copy.read_bytes(), copy.with_name("run-wal").read_bytes()
+    for _ in range(200):
+        forged = bytearray(content)
+        for at in rng.integers(tail._HEAD.size - 4, len(content), size=3).tolist():
+            forged[at] = rng.integers(256)
+        *numbers, _ = tail._HEAD.unpack_from(forged)
+        crc = tail._checksum(numbers, bytes(forged[tail._HEAD.size :]))
+        forged[: tail._HEAD.size] = tail._HEAD.pack(*numbers, crc)
+        copy.write_bytes(whole[0])
+        copy.with_name("run-wal").write_bytes(whole[1])
+        copy.with_name("run-tail1").write_bytes(forged)
+        with warnings.catch_warnings(), memory(64 * 2**20):
+            warnings.simplefilter("ignore")
+            assert 1 <= len(Trajectories.load(copy)) <= 3
+        copy.with_name("run-tail1").unlink(missing_ok=True)
 
 
 @register_policy
@@ -964,18 +980,15 @@ class Foreign(Uniform):
     kind = "test-store-foreign"
 
 
-def test_raw_episodes_need_a_policy_that_every_reader_knows(
+def test_the_file_knows_whether_all_readers_can_ask_its_policies(
     tmp_path: Path, played: Trajectories
 ) -> None:
-    data = dataclasses.replace(played, policies=(Foreign(2),))
-    with looping(tmp_path / "run", data) as file:
-        assert not file.append_raw(raw(data.select(episodes=[1])), 0, 0)
-        file.add_policy(SIGMOID)
-        file.flush()
-        assert file.append_raw(raw(data.select(episodes=[1])), 1, 0)
+    for policy, answers in (SIGMOID, True), (Foreign(2), False):
+        with looping(tmp_path / str(answers), dataclasses.replace(played, policies=(policy,))) as x:
+            assert x.answers is answers
 
 
-def test_raw_episodes_stay_until_the_checked_ones_are_written(
+def test_kept_episodes_stay_until_the_checked_ones_are_written(
     tmp_path: Path, played: Trajectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
@@ -984,56 +997,47 @@ def test_raw_episodes_stay_until_the_checked_ones_are_written(
         raise OSError(28, "full")
 
     with looping(path, played) as file:
-        assert file.append_raw(raw(played.select(episodes=[1])), 0, 0)
+        assert keep(file, played.select(episodes=[1]))
         with monkeypatch.context() as patch:
             patch.setattr(store, "_write_chunks", fail)
             with pytest.raises(OSError, match="full"):
-                file.append(played.select(episodes=[1, 2]))
-        assert len(Trajectories.load(path)) == 2  # as they were
-        assert not file.append_raw(raw(played.select(episodes=[3])), 0, 0)
+                file.append(played.select(episodes=[1, 2]), kept=0)
+        assert len(Trajectories.load(as_if_killed(path))) == 2
+        assert not keep(file, played.select(episodes=[3]))
         file.flush()
         assert_identical(Trajectories.load(path), played.select(episodes=range(3)))
 
 
-@pytest.mark.parametrize("written", [False, True])
-def test_an_interrupt_leaves_no_raw_episode_twice(
-    tmp_path: Path, played: Trajectories, monkeypatch: pytest.MonkeyPatch, written: bool
+def test_episodes_that_no_file_can_hold_stop_no_others(
+    tmp_path: Path, played: Trajectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with looping(tmp_path / "run", played) as file:
+        bad = np.full(2, None, dtype=object)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_write_chunks", mock.Mock(side_effect=OSError("full")))
+            with pytest.raises(OSError, match="full"):
+                file.append(played.select(episodes=[1]))
+        with pytest.raises(TypeError, match="holds Python objects"):
+            file.append(dataclasses.replace(played.select(episodes=[2]), observations=bad))
+        file.append(played.select(episodes=[3]))
+    expected = played.select(episodes=[0, 1, 3])
+    assert_array_equal(Trajectories.load(tmp_path / "run").rewards, expected.rewards)
+
+
+def test_what_nobody_handed_over_stays_in_the_tail(tmp_path: Path, played: Trajectories) -> None:
+    with looping(tmp_path / "run", played) as file:
+        assert keep(file, played.select(episodes=[1, 2]))
+    assert sorted(os.listdir(tmp_path)) == ["run", "run-tail1"]
+    assert_identical(Trajectories.load(tmp_path / "run"), played.select(episodes=range(3)))
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_further_recorders_have_tails_of_their_own(tmp_path: Path, played: Trajectories) -> None:
     path = tmp_path / "run"
-    transaction = store._transaction
-
-    @contextlib.contextmanager
-    def interrupted(db: sqlite3.Connection) -> Iterator[None]:
-        with transaction(db):
-            yield
-            if not written:
-                raise KeyboardInterrupt
-        raise KeyboardInterrupt
-
-    with looping(path, played) as file:
-        for i in (1, 2):
-            with monkeypatch.context() as patch:
-                if i == 2:
-                    patch.setattr(store, "_transaction", interrupted)
-                with contextlib.suppress(KeyboardInterrupt):
-                    assert file.append_raw(raw(played.select(episodes=[i])), 0, 0)
-        assert len(Trajectories.load(path)) == 2 + written
-        assert not file.append_raw(raw(played.select(episodes=[3])), 0, 0)
-        file.append(played.select(episodes=[1, 2, 3]))
-    assert_identical(Trajectories.load(path), played.select(episodes=range(4)))
-
-
-def test_an_interrupt_loses_no_episode_if_another_recorder_has_written(
-    tmp_path: Path, played: Trajectories
-) -> None:
-    path = tmp_path / "run"
-    with looping(path, played) as file:
-        assert file.append_raw(raw(played.select(episodes=[1])), 0, 0)
-        stop = mock.patch.object(store, "_insert_episodes", side_effect=KeyboardInterrupt)
-        with stop, pytest.raises(KeyboardInterrupt):
-            file.append_raw(raw(played.select(episodes=[2])), 0, 0)
-        with looping(path, played):
-            pass
-        file.append(played.select(episodes=[1, 2]))
-    expected = played.select(episodes=[0, 1, 0, 2])
-    assert_array_equal(Trajectories.load(path).rewards, expected.rewards)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(looping(path, played)) for _ in range(tail._MOST_TAILS + 1)]
+        kept = [keep(file, played.select(episodes=[1])) for file in files]
+        assert kept == [True] * tail._MOST_TAILS + [False]
+        copy = as_if_killed(path)
+        assert len(Trajectories.load(copy)) == len(files) + tail._MOST_TAILS
+        assert os.listdir(copy.parent) == ["run"]

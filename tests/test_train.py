@@ -24,7 +24,7 @@ import pytest
 import ope_gym
 import train
 from ope_gym.cli import main as command
-from ope_gym.data.paths import DamagedFileError
+from ope_gym.files import DamagedFileError
 
 ROOT = Path(__file__).parent.parent
 SEEDED = ("--seed", "3", "--vector-envs", "4", "--estimators", "NFIS", "BIS")

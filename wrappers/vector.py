@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from numpy.typing import ArrayLike, NDArray
 
-from ope_gym.data.paths import PathLike
+from ope_gym.files import PathLike
 from ope_gym.policies import Policy
 from wrappers.recording.autoreset import autoreset_of
 from wrappers.recording.batched import BatchedSession

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from ope_gym.arguments import shortened
-from ope_gym.data.paths import is_uri
+from ope_gym.files import is_uri
 from ope_gym.inference.intervals import KINDS, Betting, Bootstrap, IntervalKind
 from ope_gym.options import Q_MODELS, Compute, Options, OptionValues, Weighting
 from ope_gym.policies import Target, UnavailablePolicy

@@ -23,7 +23,6 @@ from ope_gym.data.checks import (
     check_steps,
     floats,
 )
-from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
 from ope_gym.data.schema import (
     COLUMNS,
@@ -36,6 +35,7 @@ from ope_gym.data.schema import (
 )
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing
+from ope_gym.files import PathLike
 from ope_gym.policies import Policy, as_policy
 
 # An object for every part costs more memory than a few rows: 256 parts in a row that have fewer

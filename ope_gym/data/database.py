@@ -1,8 +1,7 @@
-"""The file of recorded episodes: a SQLite database of six tables, and one way to read it.
+"""The file of recorded episodes: a SQLite database of seven tables, and one way to read it.
 
 Episodes and their steps are numbered through the whole file, in the order in which the episodes
-ended, and keep their numbers: a reader finds step 1,000 where it was, however many follow. Only a
-recorder that wrote episodes before it checked them may take the latest ones back.
+ended, and keep their numbers: a reader finds step 1,000 where it was, however many follow.
 `ope_gym.data.store` appends episodes, `ope_gym.data.stored` reads them. Nothing in a file is code,
 and no view or trigger is ever run: a file with other tables than these is refused.
 """
@@ -30,15 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.data import encoding
-from ope_gym.data.paths import (
+from ope_gym.data.schema import Ints
+from ope_gym.files import (
     DamagedFileError,
     ForeignFileError,
     PathLike,
     file_system,
     is_uri,
+    require_regular,
 )
-from ope_gym.data.schema import Ints
-from ope_gym.files import require_regular
 
 SCHEMA = """
 CREATE TABLE environment (        -- one row
@@ -88,6 +87,10 @@ CREATE TABLE chunks (             -- the steps of all episodes, one after the ot
     crc INTEGER NOT NULL,         -- CRC-32 of the values above and of the data
     episodes_crc INTEGER NOT NULL, -- of the rows of the episodes that begin in it
     data BLOB NOT NULL            -- the columns; last, so that SQLite can skip it
+);
+CREATE TABLE tails (              -- files beside this one, of recorders at work or killed
+    owner INTEGER PRIMARY KEY,    -- drawn by chance; the entries of the tail have it, too
+    batch INTEGER NOT NULL        -- of its entries, the last that is in this file
 );
 """
 APPLICATION = 0x6F706547  # "opeG": tells our databases from others

@@ -3,7 +3,8 @@
 The data of a chunk are its columns, one after the other: raw, little-endian, in C order. A layout
 in JSON says what they are. An array is `{"dtype": "<f4", "shape": [4]}`, the shape of one row;
 nested batches are `{"tuple": [...]}` and `{"dict": [[key, ...], ...]}`; rows that are no numbers
-(Text, Sequence, Graph, OneOf) are `{"json": true}`, a JSON list behind its length, an int64.
+(Text, Sequence, Graph, OneOf) are `{"json": true}`, a JSON list behind its length, an int64. In a
+tail, `{"by_row": layout}` stands for all columns of a row, and then those of the next row.
 Reading runs no code, and takes no memory for what the bytes do not hold.
 """
 
@@ -77,9 +78,11 @@ def decode(text: str, data: bytes, steps: int, described: Any) -> dict[str, Tree
     if len(text) > MOST_JSON:
         raise ValueError(f"a layout has {len(text):,} characters, more than {MOST_JSON:,}")
     layout = json.loads(text)
+    by_row = layout.keys() == {"by_row"}
+    layout = layout["by_row"] if by_row else layout
     if layout.keys() != set(STORED) or not 0 < steps <= len(data):
         raise ValueError(f"{steps} steps of the columns {sorted(layout)}")
-    pieces = _Pieces(data, steps)
+    pieces = (_Rows if by_row else _Pieces)(data, steps)
     columns = {name: pieces.unpack(layout[name], _space(described, name)) for name in STORED}
     if pieces.at != len(data):
         raise ValueError(f"the columns have {pieces.at} bytes of {len(data)}")
@@ -159,6 +162,18 @@ class _Pieces:
             raise ValueError(f"its columns take more than its {len(self.data):,} bytes")
         self.at += size
         return self.data[self.at - size : self.at]
+
+
+class _Rows(_Pieces):
+    """Takes columns from the bytes of rows, one after the other."""
+
+    def _take(self, size: int) -> memoryview:
+        if len(self.data) % self.steps or size % self.steps:
+            raise ValueError(f"{self.steps} rows in {len(self.data):,} bytes")
+        rows = np.frombuffer(self.data, np.uint8).reshape(self.steps, -1)
+        begin, width = self.at // self.steps, size // self.steps
+        super()._take(size)
+        return memoryview(rows[:, begin : begin + width].tobytes())
 
 
 def _view(data: memoryview | bytes, dtype: str) -> NDArray[Any]:

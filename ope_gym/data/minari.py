@@ -24,11 +24,11 @@ from ope_gym import batches
 from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
-from ope_gym.data.paths import MALFORMED
 from ope_gym.data.schema import BY_EPISODE
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.header import KEY, Header, header_from_json, header_to_json
 from ope_gym.data.trajectories import Trajectories, Viewable
+from ope_gym.files import MALFORMED
 from ope_gym.policies import UnknownPolicy
 
 __all__ = ["from_minari", "to_minari"]

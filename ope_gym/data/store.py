@@ -6,9 +6,9 @@ safe from a power cut, by the first `append` that comes a second after the last 
 `close`. Small chunks are joined from time to time, so that reading is fast.
 
 A recorder need not check each episode, and ask its policy for propensities, before the episode is
-safe. `append_raw` writes episodes as they came, with NaN for each log-probability that nobody gave;
-the next `append` has the same episodes, checked and complete, and takes their place in one
-transaction. If the process dies in between, readers find them and ask the policy in the file.
+safe: `keep` writes episodes as they came to a tail beside the file, in a few microseconds. The next
+`append` has the same episodes, checked and complete. Readers see them from then on, at the latest
+with the first episode that ends a second after the last `append`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,70 +47,22 @@ from ope_gym.data.database import (
     read_roster,
     require_ours,
 )
-from ope_gym.data.paths import MALFORMED, PathLike
-from ope_gym.data.schema import Columns, Flags, Floats, Ints, take
+from ope_gym.data.schema import Columns, Floats, Ints
 from ope_gym.data.spaces import Space
-from ope_gym.files import require_regular
+from ope_gym.data.tail import Tail, tails_of
+from ope_gym.files import MALFORMED, PathLike, require_regular
 from ope_gym.policies import POLICY_KINDS, UNREGISTERED, Policy, UnavailablePolicy, policy_to_arrays
 
 _CHUNK_BYTES = 2**22  # of a chunk, about: large enough to read fast, small enough for any memory
 _MERGE_ROWS = 1024  # small chunks that are joined at the latest
 _ROWS = 2**16  # episodes that are written at once: as Python's numbers they take more room
 _OBJECT_BYTES = 2**10  # that an element takes that is no array of numbers, about
+_PAGE = 2**14  # bytes of a page: large ones halve the time of a transaction of some megabytes
 _SYNC_SECONDS = 1.0  # between two times at which all is brought to the disk
-_LOG_PAGES = (
-    4000  # of the log, at which SQLite moves them to the file; each time it waits for the disk
-)
+# Of the log, at which SQLite moves them to the file; each time it waits for the disk.
+_LOG_PAGES = 1000
 
 # Appending -----------------------------------------------------------------------------------
-
-
-class RawEpisodes(Protocol):
-    """Columns of n finished episodes with S steps, one after the other, which nobody checked."""
-
-    @property
-    def observations(self) -> batches.Tree:
-        """Batch of S rows."""
-
-    @property
-    def actions(self) -> batches.Tree:
-        """Batch of S rows."""
-
-    @property
-    def rewards(self) -> Floats:
-        """(S,)."""
-
-    @property
-    def log_probs(self) -> Floats:
-        """(S,), NaN where the policy is to be asked."""
-
-    @property
-    def lengths(self) -> Ints:
-        """(n,)."""
-
-    @property
-    def terminated(self) -> Flags:
-        """(n,)."""
-
-    @property
-    def truncated(self) -> Flags:
-        """(n,)."""
-
-    @property
-    def held_out(self) -> Flags:
-        """(n,)."""
-
-    @property
-    def start_clock(self) -> Ints:
-        """(n,)."""
-
-
-class _Raw(NamedTuple):
-    """Where the file has raw episodes that no `append` has replaced yet."""
-
-    episode: int  # number of the first
-    step: int  # number of its first step
-    rosters: list[Ints]  # rows of all of them, by call, as `read_roster` returns them
 
 
 class Store:
@@ -150,10 +102,10 @@ class Store:
         self._loops: dict[int, int] = {}
         self._new_policies: list[tuple[str, list[tuple[str, bytes]]]] = []
         self._new_changes: list[tuple[int, int, int, bool]] = []
-        self._waiting: list[tuple[Columns, _Raw | None]] = []  # and what they replace
-        self._raw: _Raw | None = None
-        self._end: tuple[int, int] | None = None  # episodes and steps in the file, if only we wrote
-        self._can_answer: list[bool] = []  # whether the file holds all that a policy needs
+        self._waiting: list[Columns] = []
+        self._tails: dict[int, Tail] = {}  # of the loops
+        self._kept: set[int] = set()  # loops whose tails hold what waits
+        self._all_answer = True  # whether the file holds all that its policies need
         self._small = 0  # chunks that may be merged
         self._synced = time.monotonic()
         self._process = os.getpid()
@@ -187,6 +139,7 @@ class Store:
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Make the tables of a new file, or check those of an old one."""
         if not db.execute("SELECT 1 FROM sqlite_master").fetchone():  # new, or hardly begun
+            db.execute(f"PRAGMA page_size={_PAGE}")
             db.execute(f"PRAGMA application_id={APPLICATION}")
         require_ours(db, self.path)
         if self._whole:
@@ -194,7 +147,7 @@ class Store:
             db.execute("PRAGMA synchronous=OFF")
         else:
             _open_log(db, self.path)
-        with _transaction(db):
+        with transaction(db):
             if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 for statement in SCHEMA.split(";\n")[:-1]:
                     db.execute(statement)
@@ -223,84 +176,65 @@ class Store:
         # a reader knows the kinds of this package, but not whether another package is there
         module = type(policy).__module__
         ours = module.startswith("ope_gym.policies.") and kind in POLICY_KINDS
-        self._can_answer.append(ours and kind != "torch")
+        self._all_answer &= ours and kind != "torch"
         return self.policies - 1
 
     def change(self, loop: int, clock: int, policy: int, *, mid_episode: bool) -> None:
         """Note for the next write that from a clock of a loop on a policy acts."""
         self._new_changes.append((loop, clock, policy, mid_episode))
 
-    def append(self, episodes: Columns) -> None:
+    def append(self, episodes: Columns, kept: int | None = None) -> None:
         """Append finished episodes, and all that was noted before.
-
-        They begin with those that were given to `append_raw` since the last call, without those
-        that turned out to be invalid, and take their place.
 
         Args:
             episodes: Their policies are numbers that `add_policy` returned, their schedules the
                 loops given to `change`.
+            kept: The loop if they are all that it gave to `keep` since the last time, without
+                those that turned out to be invalid.
         """
-        self._waiting.append((episodes, self._raw))
-        self._raw = None
+        self._waiting.append(episodes)
+        if kept is not None:
+            self._kept.add(kept)
         self.flush()
 
-    def append_raw(self, episodes: RawEpisodes, policy: int, loop: int) -> bool:
-        """Write finished episodes as they came, in no time; the next `append` has them checked.
+    @property
+    def answers(self) -> bool:
+        """Whether every reader can ask the policies in the file for propensities."""
+        return self._all_answer
+
+    def keep(self, layout: str, data: bytes, facts: Ints, policies: Ints | int, loop: int) -> bool:
+        """Write finished episodes as they came to the tail; the next `append` has them checked.
 
         Args:
-            episodes: Their columns.
-            policy: Number of the policy that took all steps.
+            layout: Layout of the columns, see `ope_gym.data.encoding`.
+            data: Columns, with NaN where the policies in the file are to be asked.
+            facts: (5, n) clock at the start, length, terminated, truncated and held out.
+            policies: (n,) numbers of the policies that acted first, or one for all.
             loop: Loop in which they were played, as given to `change`.
 
         Returns:
-            Whether they are in the file. If not (something waits or fails, a second has passed,
-            another recorder has written, or the file could not answer for the policy), `append`
-            should follow at once.
+            Whether they are safe. If not (something waits, a second has passed, or the batch is
+            full), `append` should follow at once.
         """
-        db = self._db
-        if db is None or self.inherited or self._end is None or self._new_changes or self._waiting:
-            return False
-        if policy >= len(self._policies) or not self._can_answer[policy]:
+        tail = self._tails.get(loop)
+        if tail is None or not tail.batch or self._waiting or self._new_changes or self.inherited:
             return False
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             return False
-        try:
-            layout, data = encoding.encode(episodes, described=self._spaces)
-        except MALFORMED:
-            return False
-        if len(data) > _CHUNK_BYTES:
-            return False
-        (episode, step), n, steps = self._end, len(episodes.lengths), len(episodes.rewards)
-        flags = episodes.terminated + 2 * episodes.truncated + 4 * episodes.held_out
-        roster = np.empty((n, 5), dtype=np.int64)
-        roster[:, 0], roster[:, 1] = self._policies[policy], episodes.lengths
-        roster[:, 2], roster[:, 3] = flags, episodes.start_clock
+        roster = np.empty((facts.shape[1], 5), dtype=np.int64)
+        if isinstance(policies, int):
+            roster[:, 0] = self._policies[policies]
+        else:
+            roster[:, 0] = [self._policies[k] for k in policies.tolist()]
+        roster[:, 3], roster[:, 1], terminated, truncated, held_out = facts
+        roster[:, 2] = terminated + 2 * truncated + 4 * held_out
         roster[:, 4] = self._loops.get(loop, -1)
-        ends = roster[:, 1].cumsum()
-        starts = ends - roster[:, 1]
-        returns = np.add.reduceat(episodes.rewards, starts)
-        if not np.isfinite(returns).all():
-            return False
-        # Noted before, so that an interrupt cannot leave episodes in the file that nobody knows of:
-        # `append` sees whether the latest of them are there.
-        self._end = None
-        raw = self._raw = self._raw or _Raw(episode, step, [])
-        raw.rosters.append(roster)
-        try:
-            self._require_file()
-            with _transaction(db):
-                _insert_episodes(db, episode, roster, returns, starts + step)
-                _insert(db, ChunkRow(step, steps, episode, n, layout, 0, 0, data), roster)
-        except (OSError, sqlite3.Error):  # `append` tries again, and says what is wrong
-            raw.rosters.pop()
-            return False
-        self._end = episode + n, step + steps
-        return True
+        return tail.append(layout, roster, data)
 
     @property
     def waiting(self) -> int:
         """Number of episodes that are not in the file yet."""
-        return sum(len(episodes) for episodes, _ in self._waiting)
+        return sum(map(len, self._waiting))
 
     @property
     def inherited(self) -> bool:
@@ -320,30 +254,50 @@ class Store:
         self._require_file()
         now = time.monotonic()
         due = now - self._synced > _SYNC_SECONDS and not (self._whole or db.in_transaction)
-        policies, loops, small, end = self._policies, self._loops, self._small, self._end
+        policies, loops, small = self._policies, self._loops, self._small
+        self._add_tails()
+        done = [x for loop, x in self._tails.items() if loop in self._kept or not x.batch]
         if self._new_policies or self._new_changes:  # which count when they are in the file
             policies, loops = list(policies), dict(loops)
         with explained(self.path):
             if due:
                 db.execute("PRAGMA synchronous=FULL")
             try:
-                with _transaction(db):
+                with transaction(db):
                     if self._new_policies or self._new_changes:
                         self._write_changes(db, policies, loops)
-                    for episodes, raw in self._waiting:
-                        added, end = _write(db, episodes, raw, policies, loops)
-                        small += added
+                    small += self._write_waiting(db, policies, loops)
+                    batches_done = [(tail.owner, tail.batch) for tail in done]
+                    db.executemany("INSERT OR REPLACE INTO tails VALUES (?,?)", batches_done)
                     if small >= _MERGE_ROWS:
                         small = _merge(db, self.path, self._spaces)
-            except (TypeError, ValueError):  # no later attempt would go better
-                self._waiting, self._end = [], None
-                raise
             finally:
                 if due:
                     db.execute("PRAGMA synchronous=NORMAL")
-        self._policies, self._loops, self._small, self._end = policies, loops, small, end
-        self._new_policies, self._new_changes, self._waiting = [], [], []
+        self._policies, self._loops, self._small = policies, loops, small
+        self._new_policies, self._new_changes, self._waiting, self._kept = [], [], [], set()
+        for tail in done:
+            tail.begin_batch()
         self._synced = now if due else self._synced
+
+    def _add_tails(self) -> None:
+        """Give the loops that begin a tail each."""
+        for loop in {loop for loop, *_ in self._new_changes} - self._loops.keys():
+            if not (self._whole or loop in self._tails) and (tail := Tail.new(self.path)):
+                self._tails[loop] = tail
+
+    def _write_waiting(
+        self, db: sqlite3.Connection, policies: list[int], loops: dict[int, int]
+    ) -> int:
+        """Write the episodes that wait, and return how many chunks are small."""
+        small = 0
+        for episodes in list(self._waiting):
+            try:
+                small += write_episodes(db, episodes, _roster(episodes, policies, loops))
+            except (TypeError, ValueError):  # no later attempt would go better
+                self._waiting.remove(episodes)
+                raise
+        return small
 
     def close(self) -> None:
         """Write all that waits, bring it to the disk and release the file; may be called again."""
@@ -355,17 +309,20 @@ class Store:
             return
         try:
             with explained(self.path):
+                for tail in self._tails.values():
+                    if tail.pending:  # nobody handed them over: the next reader takes them in
+                        tail.close()
+                    else:
+                        tail.remove()
+                        db.execute("DELETE FROM tails WHERE owner=?", (tail.owner,))
                 if self._small:
-                    with _transaction(db):
+                    with transaction(db):
                         self._small = _merge(db, self.path, self._spaces)
                 if self._whole:
                     _sync(self.path)
                     return
                 db.execute("PRAGMA synchronous=FULL")
-                with contextlib.suppress(sqlite3.OperationalError):  # others have the file open
-                    db.execute("PRAGMA busy_timeout=0")
-                    db.execute("PRAGMA wal_checkpoint")
-                    db.execute("PRAGMA journal_mode=DELETE")
+                close_log(db)
         finally:
             self.release()
 
@@ -373,7 +330,10 @@ class Store:
         """Close the file without writing anything."""
         if not self.inherited and self._db is not None:
             self._db.close()
-            self._db = self._end = None
+            self._db = None
+            for tail in self._tails.values():
+                tail.remove()
+            self._tails = {}
 
     def __enter__(self) -> Store:
         return self
@@ -423,54 +383,21 @@ class Store:
         )
 
 
-def _write(
-    db: sqlite3.Connection,
-    data: Columns,
-    raw: _Raw | None,
-    policies: list[int],
-    loops: dict[int, int],
-) -> tuple[int, tuple[int, int]]:
-    """Write episodes in place of raw ones, or behind all others.
-
-    Returns:
-        The number of small chunks that were added; episodes and steps in the file.
-    """
+def write_episodes(db: sqlite3.Connection, data: Columns, roster: Ints) -> int:
+    """Write episodes behind all others, and return how many chunks are small."""
+    if not len(data):
+        return 0
     (episode,) = db.execute("SELECT COALESCE(max(id) + 1, 0) FROM episodes").fetchone()
     last = db.execute(
         "SELECT first_step + steps FROM chunks ORDER BY first_step DESC LIMIT 1"
     ).fetchone()
     step = last[0] if last else 0
-    in_file = 0
-    if raw is not None and raw.rosters:
-        replaced = np.concatenate(raw.rosters)
-        there = read_roster(db, raw.episode, raw.episode + len(replaced))
-        if not np.array_equal(there, replaced):  # an interrupt came before the last were written
-            raw.rosters.pop()
-    if raw is not None and raw.rosters:
-        replaced = np.concatenate(raw.rosters)
-        begins = "SELECT 1 FROM chunks WHERE first_step=?"
-        if episode == raw.episode + len(replaced) and db.execute(begins, (raw.step,)).fetchone():
-            episode, step = raw.episode, raw.step
-            db.execute("DELETE FROM chunks WHERE first_step >= ?", (step,))
-            if np.array_equal(_roster(data, policies, loops)[: len(replaced)], replaced):
-                in_file = len(replaced)
-            else:  # one of them was invalid
-                db.execute("DELETE FROM episodes WHERE id >= ?", (episode,))
-        else:
-            # Another recorder has written since. The raw ones stay as they are, because episodes
-            # keep their numbers, and readers ask the policy; only later ones are written.
-            later = data.start_clock + data.lengths > (replaced[:, 1] + replaced[:, 3]).max()
-            data = take(data, np.flatnonzero(later))
-    if not len(data):
-        return 0, (episode, step)
-    roster = _roster(data, policies, loops)
     starts = data.offsets[:-1]
     returns = np.add.reduceat(data.rewards, starts)
-    for begin in range(in_file, len(data), _ROWS):
+    for begin in range(0, len(data), _ROWS):
         rows = slice(begin, begin + _ROWS)
         _insert_episodes(db, episode + begin, roster[rows], returns[rows], starts[rows] + step)
-    small = _write_chunks(db, data, roster, episode, step)
-    return small, (episode + len(data), step + data.n_steps)
+    return _write_chunks(db, data, roster, episode, step)
 
 
 def _roster(data: Columns, policies: list[int], loops: dict[int, int]) -> Ints:
@@ -553,7 +480,8 @@ def _merge(db: sqlite3.Connection, path: str, described: Any) -> int:
 
 
 @contextlib.contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit at the end of the block, or take everything back."""
     if db.in_transaction:  # an interrupt came before `with` was there to end it
         db.execute("ROLLBACK")
     try:
@@ -577,13 +505,21 @@ def _open_log(db: sqlite3.Connection, path: str) -> None:
     if mode != "wal":
         db.execute("PRAGMA journal_mode=DELETE")
         warnings.warn(
-            f"{path}: the file system has no shared memory for a write-ahead log, so each finished "
-            "episode waits for the disk; record to a local disk if that takes too long",
+            f"{path}: the file system has no shared memory for a write-ahead log, so the recorder "
+            "waits for the disk and for readers; record to a local disk if that takes too long",
             UserWarning,
             stacklevel=6,
         )
     db.execute("PRAGMA synchronous=NORMAL")
     db.execute(f"PRAGMA wal_autocheckpoint={_LOG_PAGES}")
+
+
+def close_log(db: sqlite3.Connection) -> None:
+    """Move the log into the file, unless others have it open."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        db.execute("PRAGMA busy_timeout=0")
+        db.execute("PRAGMA wal_checkpoint")
+        db.execute("PRAGMA journal_mode=DELETE")
 
 
 def _sync(path: str) -> None:
@@ -600,27 +536,34 @@ def _mark(path: str) -> tuple[int, int]:
 
 
 def require_closed(path: PathLike) -> None:
-    """Raise if a recorder is writing to a file; move what a killed one left into the file.
+    """Raise if a recorder is writing to a file; remove what a killed one left beside it.
 
-    A log that stays behind would be taken for that of the next file of this name.
+    A log or tail that stays behind would be taken for that of the next file of this name.
     """
     path = os.path.realpath(path)
     beside = [path + end for end in ("-wal", "-shm", "-journal") if os.path.exists(path + end)]
-    if not beside:
-        return
-    if not os.path.exists(path):
+    if beside and os.path.exists(path):
+        with explained(path), contextlib.closing(connect(path, "mode=rw")) as db:
+            try:
+                db.execute("PRAGMA busy_timeout=0")
+                db.execute("PRAGMA journal_mode=DELETE")
+            except sqlite3.OperationalError as error:
+                raise _in_use(path) from error
+    else:
         for name in beside:
             os.unlink(name)
-        return
-    with explained(path), contextlib.closing(connect(path, "mode=rw")) as db:
+    for name in tails_of(path):
         try:
-            db.execute("PRAGMA busy_timeout=0")
-            db.execute("PRAGMA journal_mode=DELETE")
-        except sqlite3.OperationalError as error:
-            raise RuntimeError(
-                f"cannot save {path}: a recorder is writing to it, and its later episodes would be "
-                "lost; close it or save to another file"
-            ) from error
+            Tail(name, create=False).remove()
+        except BlockingIOError as error:
+            raise _in_use(path) from error
+
+
+def _in_use(path: str) -> RuntimeError:
+    return RuntimeError(
+        f"cannot save {path}: a recorder is writing to it, and its later episodes would be lost; "
+        "close it or save to another file"
+    )
 
 
 def describe_policy(policy: Policy, place: str) -> tuple[str, dict[str, NDArray[Any]]]:

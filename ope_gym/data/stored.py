@@ -8,11 +8,12 @@ all of them see the episodes that were listed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,30 +24,35 @@ from ope_gym import batches
 from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import encoding, space_json, spaces
-from ope_gym.data.checks import check_horizon
+from ope_gym.data.checks import check_horizon, checked
 from ope_gym.data.database import (
     CHUNK,
     ChunkRow,
     SeenFile,
+    check_tables,
+    connect,
     crc_of_numbers,
     crc_of_policy,
     crc_of_text,
     damaged,
+    explained,
     read_roster,
 )
-from ope_gym.data.paths import MALFORMED, DamagedFileError, PathLike
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule, check_schedules
 from ope_gym.data.schema import (
     BATCHES,
     COLUMNS,
-    C,
     Chunk,
     Columns,
     Ints,
     check_alike,
     space_of,
+    take,
 )
 from ope_gym.data.spaces import Space
+from ope_gym.data.store import close_log, transaction, write_episodes
+from ope_gym.data.tail import Entry, Tail, tails_of
+from ope_gym.files import MALFORMED, DamagedFileError, PathLike
 from ope_gym.policies import (
     Policy,
     UnavailablePolicy,
@@ -260,26 +266,11 @@ class StoredEpisodes:
             ),
         )
 
-    def completed(self, data: C) -> C:
-        """Return episodes with their propensities: of the policy where its recorder was killed."""
-        if not np.isnan(data.log_probs.sum()):
-            return data
-        silent = np.array([isinstance(p, UnknownPolicy | UnavailablePolicy) for p in self.policies])
-        log_probs = data.log_probs.copy()
-        rows = np.flatnonzero(np.isnan(log_probs) & ~silent[data.policy_ids])
-        seen, chosen = (batches.take(getattr(data, name), rows) for name in BATCHES)
-        try:
-            log_probs[rows] = acting_log_probs(self.policies, data.policy_ids[rows], seen, chosen)
-        except Exception as error:  # of any policy, about rows that it did not choose
-            raise ValueError(f"a policy cannot tell the propensities: {error}") from error
-        return dataclasses.replace(data, log_probs=log_probs)
-
     def damaged(self, offset: int, error: Exception) -> DamagedFileError:
         """Return the error for contents that have the right checksums, but cannot be."""
         return DamagedFileError(
             f"{self.name}: an episode from row {offset} of episodes on is invalid: {error}; the "
-            "checksums are right, so it was written like this, or its recorder was killed before "
-            "it left the episode out; keep the others by "
+            "checksums are right, so it was written like this; keep the others by "
             "Trajectories.load(path, recover=True).save(new_path)"
         )
 
@@ -314,6 +305,11 @@ def read_stored(path: PathLike | SeenFile, *, recover: bool = False) -> StoredEp
             `DamagedFileError`.
     """
     file = path if isinstance(path, SeenFile) else SeenFile.unread(path)
+    take_in_tails(file)
+    return _read(file, recover)
+
+
+def _read(file: SeenFile, recover: bool) -> StoredEpisodes:
     with file.reading() as db:
         file = file.seen(db)
         db.execute("BEGIN")  # one state of the file, whatever a recorder does meanwhile
@@ -324,7 +320,7 @@ def read_stored(path: PathLike | SeenFile, *, recover: bool = False) -> StoredEp
             numbers = np.array([known.add(policy) for policy in policies], dtype=np.int32)
             schedules = _schedules(db, changes_crc, numbers)
             table = _listed(db, file.name, recover)
-            _check_roster(table, policies)
+            _check_roster(table, len(policies))
             found = StoredEpisodes(
                 file,
                 observation_space,
@@ -438,14 +434,14 @@ def _listed(db: sqlite3.Connection, name: str, recover: bool) -> Ints:
     return table
 
 
-def _check_roster(table: Ints, policies: tuple[Policy, ...]) -> None:
+def _check_roster(table: Ints, n_policies: int) -> None:
     """Raise if a row of episodes cannot be; the checksum says only who wrote it."""
     steps = table[:, 1]
     wrong = (
         (steps < 1)
         | (steps > 2**40)
         | (table[:, 0] < 0)
-        | (table[:, 0] >= len(policies))
+        | (table[:, 0] >= n_policies)
         | (table[:, 2] < 0)
         | (table[:, 2] > 7)
         | (table[:, 3] < -1)
@@ -464,3 +460,87 @@ def _check_layouts(db: sqlite3.Connection, found: StoredEpisodes) -> None:
         rows = [encoding.no_rows(x, found) for x in layouts]
         for name in names:
             check_alike(name, [x[name] for x in rows])
+
+
+# Tails of recorders that were killed ----------------------------------------------------------
+
+
+def take_in_tails(file: SeenFile) -> None:
+    """Take the latest episodes of recorders that were killed into their file."""
+    for name in tails_of(file.path):
+        _take_in(file, name)
+
+
+def _take_in(file: SeenFile, name: str) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            tail = Tail(name, create=False)
+        except (BlockingIOError, FileNotFoundError):  # its recorder is at work, or has just ended
+            return
+        stack.callback(tail.close)
+        try:
+            entries = list(tail.entries())
+            if entries:
+                _write_missing(file, entries)
+            tail.remove()
+        except (OSError, ValueError) as error:
+            warnings.warn(
+                f"{name} has the latest episodes of a recorder that was killed, and they cannot be "
+                f"taken into {file.name}: {error}",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _write_missing(file: SeenFile, entries: Sequence[Entry]) -> None:
+    """Write the episodes of a batch to the file, unless it has them."""
+    owner, batch = entries[0][:2]
+    listed = _read(file, False)
+    with explained(file.name), contextlib.closing(connect(file.path, "mode=rw")) as db:
+        check_tables(db, file.name)
+        with transaction(db):
+            row = db.execute("SELECT batch FROM tails WHERE owner=?", (owner,)).fetchone()
+            if row is None:
+                raise ValueError("it belongs to another file; delete it if you do not have that")
+            for entry in entries if row[0] < batch else ():
+                data, roster = _completed(listed, entry)
+                write_episodes(db, data, roster)
+            db.execute("UPDATE tails SET batch=? WHERE owner=?", (batch, owner))
+        close_log(db)
+
+
+def _completed(listed: StoredEpisodes, entry: Entry) -> tuple[Columns, Ints]:
+    """Return the valid episodes of an entry, with the propensities of their policies."""
+    roster = entry.roster
+    _check_roster(roster, listed.numbers.size)
+    columns = encoding.decode(entry.layout, entry.data, int(roster[:, 1].sum()), listed)
+    raw = listed._chunk(columns, roster, 0).columns
+    try:
+        return _with_log_probs(raw), roster
+    except MALFORMED:
+        valid = []
+        for i in range(len(raw)):
+            try:
+                _with_log_probs(take(raw, np.array([i])))
+                valid.append(i)
+            except MALFORMED as error:
+                warnings.warn(
+                    f"left out an episode of {listed.name}, which was invalid: {error}",
+                    UserWarning,
+                    stacklevel=6,
+                )
+        chosen = np.array(valid, dtype=np.int64)
+        return _with_log_probs(take(raw, chosen)), roster[chosen]
+
+
+def _with_log_probs(data: Columns) -> Columns:
+    """Return checked episodes with log-probabilities of the policies where nobody gave any."""
+    silent = np.array([isinstance(p, UnknownPolicy | UnavailablePolicy) for p in data.policies])
+    log_probs = data.log_probs.copy()
+    rows = np.flatnonzero(np.isnan(log_probs) & ~silent[data.policy_ids])
+    seen, chosen = (batches.take(getattr(data, name), rows) for name in BATCHES)
+    try:
+        log_probs[rows] = acting_log_probs(data.policies, data.policy_ids[rows], seen, chosen)
+    except Exception as error:  # of any policy, about rows that it did not choose
+        raise ValueError(f"a policy cannot tell the propensities: {error}") from error
+    return checked(dataclasses.replace(data, log_probs=log_probs), copy=False)

@@ -17,7 +17,6 @@ from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.checks import checked
 from ope_gym.data.database import SeenFile
-from ope_gym.data.paths import MALFORMED, PathLike
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import Chunk, Columns, Floats, Ints, join, latest_episodes, renumber, take
 from ope_gym.data.spaces import Space
@@ -27,7 +26,7 @@ from ope_gym.data.tables.layout import Layout, Spec
 from ope_gym.data.tables.rows import is_table
 from ope_gym.data.tables.section import TableSection, open_frame, open_tables
 from ope_gym.data.tables.write import arrow_table, to_library, write_parquet
-from ope_gym.files import in_place_of
+from ope_gym.files import MALFORMED, PathLike, in_place_of
 from ope_gym.policies import Policy, acting_log_probs, acts_unknown
 
 __all__ = ["PropensityMismatch", "Trajectories", "Viewable", "nothing", "read_chunks"]
@@ -440,7 +439,7 @@ def _checked(
     section: StoredEpisodes | TableSection, raw: Trajectories, chunk: Chunk
 ) -> Trajectories:
     if isinstance(section, StoredEpisodes):
-        return checked(section.completed(raw), copy=False, first=chunk.first)
+        return checked(raw, copy=False, first=chunk.first)
     place = partial(_place, section, chunk.offset)
     return checked(raw, copy=False, first=chunk.first, place=place)
 

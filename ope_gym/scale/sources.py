@@ -24,7 +24,6 @@ import numpy as np
 
 from ope_gym.arrays import IntArray
 from ope_gym.data.database import SeenFile
-from ope_gym.data.paths import is_uri
 from ope_gym.data.roster import Numbers, Roster, join_rosters
 from ope_gym.data.schema import join, renumber
 from ope_gym.data.stored import StoredEpisodes, read_stored
@@ -32,6 +31,7 @@ from ope_gym.data.tables.layout import Layout, TableFiles
 from ope_gym.data.tables.rows import is_table
 from ope_gym.data.tables.section import TableSection, open_tables
 from ope_gym.data.trajectories import Trajectories, Viewable, nothing, read_chunks
+from ope_gym.files import is_uri
 from ope_gym.policies import Policy, Target, policy_number, resolve_policy
 from ope_gym.scale.workers import Workers
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wrappers.recording.autoreset import Autoreset
 from wrappers.recording.file import EpisodeFile
-from wrappers.recording.finished import Finished
+from wrappers.recording.finished import Finished, Gathered
 from wrappers.recording.rows import Rows
 from wrappers.recording.session import Session, Settings
 
@@ -121,7 +121,7 @@ class BatchedSession(Session):
         if len(envs):
             start, number = self._start[envs], self._number[envs]
             flags = terminations[envs], truncations[envs], self.held_out[envs]
-            self._waiting.append(np.array([envs, start, self.clock - start, *flags, number]))
+            self._ended.append(np.array([envs, start, self.clock - start, *flags, number]))
             self._open[envs] = False
             self.finished_episodes += len(envs)
         restarted = self.autoreset.restarted(self.ended, done)
@@ -133,7 +133,7 @@ class BatchedSession(Session):
 
     def hand_over_if_due(self) -> None:
         """Hand over the episodes that wait if there may be many; a file has them at once."""
-        if not self._waiting or (self.clock < self._due and self._can_wait()):
+        if not (self._ended or self._kept) or (self.clock < self._due and self._can_wait()):
             return
         self._due = self.clock + self._patience
         self.hand_over()
@@ -175,28 +175,21 @@ class BatchedSession(Session):
         if self.settings.held_out:
             self.held_out[begun] = self.is_held_out(self._number[begun])
 
-    # Those that wait are tables, one column for each episode: sub-env, clock at the start, length,
-    # terminated, truncated, held out, number.
+    # Those that ended are tables of facts, see `Gathered`.
 
-    def _lengths(self, waiting: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-        return np.concatenate([table[2] for table in waiting])
+    def _gather(self, ended: list[NDArray[np.int64]]) -> Gathered:
+        facts = ended[0] if len(ended) == 1 else np.concatenate(ended, axis=1)
+        return Gathered(self.rows.read(*facts[:3]), facts)
 
-    def _one_by_one(self, waiting: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-        return list(np.concatenate(waiting, axis=1).T[:, :, np.newaxis])
+    def _steps(self, ended: NDArray[np.int64]) -> int:
+        return int(ended[2].sum())
 
-    def _columns(self, waiting: list[NDArray[np.int64]]) -> Finished:
-        envs, start, length, *flags, number = np.concatenate(waiting, axis=1)
-        terminated, truncated, held_out = (flag.astype(bool) for flag in flags)
-        return Finished(
-            *self.rows.read(envs, start, length),
-            lengths=length,
-            terminated=terminated,
-            truncated=truncated,
-            held_out=held_out,
-            start_clock=start,
-            numbers=number,
-            envs=envs,
-        )
+    def _columns(self, gathered: Gathered) -> Finished:
+        return Finished(*self.rows.columns(gathered.steps), gathered.facts, vector=True)
+
+    def _packed(self, steps: NDArray[Any]) -> tuple[str, bytes] | None:
+        layout = self.rows.layout
+        return None if layout is None else (layout, steps.tobytes())
 
 
 def equal_shares(episodes: int, num_envs: int) -> NDArray[np.int64]:

@@ -14,15 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.database import LostFileError
-from ope_gym.data.paths import DamagedFileError, PathLike
+from ope_gym.data.database import LostFileError, SeenFile
 from ope_gym.data.schedules import PolicyTable
+from ope_gym.data.schema import Ints
 from ope_gym.data.store import Store
-from ope_gym.data.stored import read_stored
+from ope_gym.data.stored import read_stored, take_in_tails
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.files import require_regular
+from ope_gym.files import DamagedFileError, PathLike, require_regular
 from ope_gym.stopping import held_back
-from wrappers.recording.finished import Finished
 
 # A full or failing disk, or another writer that takes long: it may pass.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
@@ -126,11 +125,22 @@ class EpisodeFile:
         self._queue.append((loop, episodes))
         self.write()
 
-    def append_raw(self, loop: int, episodes: Finished, policy: int) -> bool:
-        """Write episodes of one policy before they are checked, see `Store.append_raw`."""
-        if self._store is None or self._queue or len(self._loops) > 1:
+    @property
+    def answers(self) -> bool:
+        """Whether every reader can ask the policies in the file for propensities."""
+        return self._store is not None and self._store.answers
+
+    def keep(self, loop: int, layout: str, data: bytes, facts: Ints, policies: Ints | int) -> bool:
+        """Make finished episodes safe before they are checked, see `Store.keep`."""
+        if self._store is None or self._queue:
             return False
-        return self._store.append_raw(episodes, self._loops[loop].numbers[policy], loop)
+        if len(self._loops) > 1:  # a session alone has the numbers of the store
+            numbers = self._loops[loop].numbers
+            if isinstance(policies, int):
+                policies = numbers[policies]
+            else:
+                policies = np.array([numbers[k] for k in policies.tolist()])
+        return self._store.keep(layout, data, facts, policies, loop)
 
     def write(self) -> None:
         """Write the policies, changes and episodes that the file lacks."""
@@ -147,6 +157,8 @@ class EpisodeFile:
         """Write what the file lacks, and release it; a later write opens it again."""
         if self._store is not None and self._store.inherited:
             return
+        for loop in self._loops:
+            len(loop.buffer)  # hands over what waits
         self.write()
         with held_back(), self._attempt(last=True):
             if self._store is not None:
@@ -168,6 +180,8 @@ class EpisodeFile:
         if self._store is None:
             if not any(loop.buffer.policies for loop in self._loops):
                 return  # no file is made for nothing
+            if os.path.exists(self._path):
+                take_in_tails(SeenFile.unread(self._path))
             buffer = self._loops[0].buffer
             self._store = Store(
                 self._path, buffer.observation_space, buffer.action_space, buffer.horizon
@@ -179,7 +193,8 @@ class EpisodeFile:
             if len(self._loops) > 1:  # a session alone has the numbers of the store
                 ids = np.array(self._loops[loop].numbers, dtype=np.int32)[ids]
             own = np.where(episodes.start_clock < 0, -1, loop).astype(np.int32)
-            self._store.append(dataclasses.replace(episodes, policy_ids=ids, schedule_ids=own))
+            written = dataclasses.replace(episodes, policy_ids=ids, schedule_ids=own)
+            self._store.append(written, kept=loop)
         self._store.flush()
 
     def _note(self, store: Store) -> None:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.batches import Tree
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.paths import PathLike
 from ope_gym.data.schema import join
 from ope_gym.data.spaces import Space
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories, nothing
+from ope_gym.files import PathLike
 from ope_gym.policies import Policy, acting_log_probs
 from ope_gym.stopping import held_back
 from wrappers.recording.file import EpisodeFile, PolicyChange, check_path
-from wrappers.recording.finished import Finished
+from wrappers.recording.finished import Finished, Gathered
 
 AUDIT_TOLERANCE = 1e-4  # a float32 network, asked twice, differs by less; a wrong policy by more
 
@@ -101,7 +103,7 @@ class Session(ABC):
     """Keeps the policies and their changes, the finished episodes that wait, buffer and file.
 
     `SingleSession` and `BatchedSession` keep the open episodes; they add finished ones to
-    `_waiting`, and say what the clock is and how those that wait become columns.
+    `_ended`, and say what the clock is and how those that ended become columns.
 
     Args:
         settings: The environment and the options.
@@ -119,8 +121,8 @@ class Session(ABC):
             file = EpisodeFile(settings.path)
         self._file = file
         self._loop = -1 if file is None else file.join(self.buffer, self._changes)
-        self._waiting: list[Any] = []  # finished, and not in the buffer yet
-        self._written = 0  # how many of them are in the file as they came
+        self._ended: list[Any] = []  # finished, in the form of the session
+        self._kept: list[Gathered] = []  # finished before these; in the tail of the file
         self._warned = False
 
     # Defined by the two kinds of session -------------------------------------------------
@@ -136,16 +138,20 @@ class Session(ABC):
         """Whether a recorded episode has begun and not ended."""
 
     @abstractmethod
-    def _lengths(self, waiting: list[Any]) -> NDArray[np.int64]:
-        """Return the numbers of steps of episodes that wait."""
+    def _gather(self, ended: list[Any]) -> Gathered:
+        """Return the steps and facts of elements of `_ended`."""
 
     @abstractmethod
-    def _columns(self, waiting: list[Any]) -> Finished:
-        """Return the columns of episodes that wait."""
+    def _steps(self, ended: Any) -> int:
+        """Return the number of steps of an element of `_ended`."""
 
-    def _one_by_one(self, waiting: list[Any]) -> list[Any]:
-        """Return the same with one episode in each element."""
-        return waiting
+    @abstractmethod
+    def _columns(self, gathered: Gathered) -> Finished:
+        """Return the columns of gathered episodes."""
+
+    @abstractmethod
+    def _packed(self, steps: Tree) -> tuple[str, bytes] | None:
+        """Return layout and bytes of gathered steps; None if they cannot be written as they are."""
 
     # Policies ----------------------------------------------------------------------------
 
@@ -160,6 +166,7 @@ class Session(ABC):
                 self.policy_id = k
         if self._file is not None:
             self._file.write()
+            self.hand_over()  # while the policy goes into the file anyway
         return k
 
     def require_policy(self) -> None:
@@ -212,25 +219,22 @@ class Session(ABC):
     # Finished episodes -------------------------------------------------------------------
 
     def _can_wait(self) -> bool:
-        """Write episodes that have just ended to the file; return whether the buffer can wait."""
-        if self._file is None:
-            return True
-        ended = self._waiting[self._written :]
-        if not ended:
+        """Make episodes that have just ended safe; return whether the buffer can wait for them."""
+        if self._file is None or not self._ended:
             return True
         try:
-            finished = self._columns(ended)
+            gathered = self._gather(self._ended)
         except Exception:  # `hand_over` says which episode is to blame
             return False
-        changed, k, _ = self._changes[-1]
-        if finished.start_clock.min() < changed or (
-            self.settings.audit and not np.isnan(finished.log_probs).all()
-        ):
+        self._kept += (gathered,)  # no call in between: no interrupt leaves half of it
+        self._ended = []
+        if not self._file.answers and np.isnan(self._columns(gathered).log_probs.sum()):
             return False
-        if not self._file.append_raw(self._loop, finished, k):
+        packed = self._packed(gathered.steps)
+        if packed is None:
             return False
-        self._written = len(self._waiting)
-        return True
+        facts = gathered.facts[1:6]
+        return self._file.keep(self._loop, *packed, facts, self._policies_at(facts[0]))
 
     def hand_over(self) -> None:
         """Put the finished episodes that wait into the buffer, and into the file.
@@ -238,30 +242,42 @@ class Session(ABC):
         Where that fails, they are tried one by one: episodes with an error are dropped and counted,
         and the first error is raised once the others are safe.
         """
-        if not self._waiting:
+        if not (self._ended or self._kept):
             return
-        first_error: Exception | None = None
-        parts: list[Trajectories] = []
+        error: Exception | None = None
         with held_back():
-            size = len(self._waiting)
-            while some := self._waiting[:size]:
-                lengths = self._lengths(some)
-                try:
-                    episodes = self._append(self._columns(some))
-                except Exception as error:
-                    if len(lengths) > 1:
-                        self._waiting, size = self._one_by_one(self._waiting), 1
-                        continue
-                    self.count_dropped(1, int(lengths[0]), warn=False)
-                    first_error = first_error or _explained(error)
-                else:
-                    parts.append(episodes)
-                del self._waiting[:size]
-            self._written = 0
-            if self._file is not None:  # in one piece, in place of those that it has raw
+            try:
+                if self._ended:
+                    self._kept += (self._gather(self._ended),)
+                    self._ended = []
+                parts = [self._append(self._columns(Gathered.joined(self._kept)))]
+            except Exception:
+                parts, error = self._append_one_by_one()
+            self._ended, self._kept = [], []
+            if self._file is not None:  # in one piece: all that its tail has
                 self._file.append(self._loop, self._joined(parts))
-        if first_error is not None:
-            raise first_error
+        if error is not None:
+            raise error
+
+    def _append_one_by_one(self) -> tuple[list[Trajectories], Exception | None]:
+        """Append the valid episodes, count the others, and return the error of the first."""
+        parts: list[Trajectories] = []
+        first_error: Exception | None = None
+        for episode, steps in self._singles():
+            try:
+                parts.append(self._append(self._columns(episode())))
+            except Exception as error:
+                self.count_dropped(1, steps, warn=False)
+                first_error = first_error or _explained(error)
+        return parts, first_error
+
+    def _singles(self) -> Iterator[tuple[Callable[[], Gathered], int]]:
+        """Yield functions that return an episode each, and its steps."""
+        for kept in self._kept:
+            for i, steps in enumerate(kept.facts[2].tolist()):
+                yield partial(kept.episode, i), steps
+        for ended in self._ended:
+            yield partial(self._gather, [ended]), self._steps(ended)
 
     def _joined(self, parts: list[Trajectories]) -> Trajectories:
         if not parts:
@@ -293,9 +309,7 @@ class Session(ABC):
             self._log_probs(finished, ids),
             ids,
             lengths=finished.lengths,
-            terminated=finished.terminated,
-            truncated=finished.truncated,
-            held_out=finished.held_out,
+            **finished.ends,
             start_clock=finished.start_clock,
             copy=False,
         )
@@ -305,9 +319,16 @@ class Session(ABC):
         last_change, k, _ = self._changes[-1]
         if finished.start_clock.min() >= last_change:
             return np.full(len(finished.rewards), k, dtype=np.int32)
-        clocks, policies, _ = np.array(self._changes, dtype=np.int64).T
-        acting = np.searchsorted(clocks, finished.clocks(), side="right") - 1
-        return np.asarray(policies[acting], dtype=np.int32)
+        return np.asarray(self._policies_at(finished.clocks()), dtype=np.int32)
+
+    def _policies_at(self, clocks: NDArray[np.int64]) -> NDArray[np.int64] | int:
+        """Return which policy acted at each clock, one number for all if it is the latest."""
+        last_change, k, _ = self._changes[-1]
+        if clocks.min() >= last_change:
+            return k
+        changed, policies, _ = np.array(self._changes, dtype=np.int64).T
+        acting: NDArray[np.int64] = policies[np.searchsorted(changed, clocks, side="right") - 1]
+        return acting
 
     def _log_probs(self, finished: Finished, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         """Return (S,) the log-probabilities that the loop gave, and the policy's own elsewhere."""
@@ -341,7 +362,7 @@ class Session(ABC):
             f"({n} of {length} steps differ by more than {AUDIT_TOLERANCE:g}); the episode was "
             "dropped, not recorded. Call follow with the policy that acts before it acts, and "
             "give the log-probability of the action that is executed",
-            episode=int(finished.numbers[i]),
+            episode=int(finished.facts[6, i]),
             step=step,
         )
 

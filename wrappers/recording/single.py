@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, SupportsFloat
 
 import numpy as np
 from numpy import ndarray
-from numpy.typing import NDArray
 
-from ope_gym.data import spaces
-from wrappers.recording.finished import Finished
+from ope_gym.batches import Tree
+from ope_gym.data import encoding, spaces
+from ope_gym.files import MALFORMED
+from wrappers.recording.finished import Finished, Gathered
 from wrappers.recording.session import Session, Settings
 
 # Finished episodes go to the buffer together after so many steps: then the work for each of these
@@ -93,10 +95,11 @@ class SingleSession(Session):
         episode = self._episode
         episode.observations.pop()  # no action follows the last one
         episode.terminated, episode.truncated = terminated, truncated
-        self._waiting_steps = len(episode.rewards) + (self._waiting_steps if self._waiting else 0)
+        waiting = self._ended or self._kept
+        self._waiting_steps = len(episode.rewards) + (self._waiting_steps if waiting else 0)
         next_one = _Episode(self.clock, episode.number + 1, episode.held_out)
         # no call in between: an interrupt cannot leave half of it
-        self._waiting += (episode,)
+        self._ended += (episode,)
         self._episode = next_one
         audited = self.settings.audit and not all(map(math.isnan, episode.log_probs))
         if audited or self._waiting_steps >= _WAITING_STEPS or not self._can_wait():
@@ -110,30 +113,39 @@ class SingleSession(Session):
         if steps:
             self.count_dropped(1, steps, warn=warn)
 
-    def _lengths(self, waiting: list[_Episode]) -> NDArray[np.int64]:
-        return np.array([len(episode.rewards) for episode in waiting])
+    def _steps(self, ended: _Episode) -> int:
+        return len(ended.rewards)
 
-    def _columns(self, waiting: list[_Episode]) -> Finished:
-        settings, joined = self.settings, _Episode(0, 0)
-        for episode in waiting:
+    def _gather(self, ended: list[_Episode]) -> Gathered:
+        settings, joined = self.settings, ended[0] if len(ended) == 1 else _Episode(0, 0)
+        for episode in ended if len(ended) > 1 else ():
             joined.observations += episode.observations
             joined.actions += episode.actions
             joined.rewards += episode.rewards
             joined.log_probs += episode.log_probs
-        labels = [(e.terminated, e.truncated, e.held_out) for e in waiting]
-        terminated, truncated, held_out = np.array(labels).T
-        return Finished(
+        facts = [
+            (0, e.start, len(e.rewards), e.terminated, e.truncated, e.held_out, e.number)
+            for e in ended
+        ]
+        steps = (
             spaces.stack(settings.observation_space, joined.observations),
             spaces.stack(settings.action_space, joined.actions),
             np.array(joined.rewards),
             np.array(joined.log_probs),
-            lengths=self._lengths(waiting),
-            terminated=terminated,
-            truncated=truncated,
-            held_out=held_out,
-            start_clock=np.array([e.start for e in waiting]),
-            numbers=np.array([e.number for e in waiting]),
         )
+        return Gathered(steps, np.array(facts, dtype=np.int64).T)
+
+    def _columns(self, gathered: Gathered) -> Finished:
+        observations, actions, rewards, log_probs = gathered.steps
+        facts = gathered.facts
+        return Finished(observations, actions, rewards, log_probs, facts, vector=False)
+
+    def _packed(self, steps: Tree) -> tuple[str, bytes] | None:
+        named = SimpleNamespace(**dict(zip(encoding.STORED, steps, strict=True)))
+        try:
+            return encoding.encode(named, described=self.settings)
+        except MALFORMED:
+            return None
 
 
 _CONSTANTS = frozenset([int, float, bool, str, *(np.dtype(x).type for x in "?bhilqBHILQefd")])

@@ -12,10 +12,10 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 
 from ope_gym.data.buffer import TrajectoryBuffer
-from ope_gym.data.paths import PathLike
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import estimator_names
 from ope_gym.evaluation import evaluate
+from ope_gym.files import PathLike
 from ope_gym.online import FreeEstimate
 from ope_gym.online.fresh import fresh_value
 from ope_gym.options import Options

@@ -196,6 +196,7 @@ class HeldOutEpisodes:
                 tally.step(rewards, dones, infos)
                 if self.horizon is None and tally.longest > self._max_steps:
                     raise never_ends(self._max_steps)
+            session.hand_over()  # readers of the file wait for this evaluation
         finally:
             session.drop(warn=False)
             session.quota = None

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from ope_gym.batches import Tree
 from ope_gym.data import space_json, spaces
-from ope_gym.data.paths import import_arrow
 from ope_gym.data.schema import Flags, Ints
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.layout import Spec
+from ope_gym.files import import_arrow
 
 Place = Callable[[int], str]
 """Names a row of a table in an error message ("log.parquet, row 17")."""

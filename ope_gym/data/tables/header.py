@@ -16,11 +16,11 @@ from ope_gym import batches
 from ope_gym.data import space_json
 from ope_gym.data.checks import check_horizon
 from ope_gym.data.encoding import from_npy, to_npy
-from ope_gym.data.paths import MALFORMED
 from ope_gym.data.schedules import Schedule, check_schedules
 from ope_gym.data.schema import Columns
 from ope_gym.data.spaces import Space
 from ope_gym.data.store import describe_policy
+from ope_gym.files import MALFORMED
 from ope_gym.policies import Policy, policy_from_arrays
 
 KEY = "ope_gym"

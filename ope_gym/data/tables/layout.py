@@ -13,10 +13,10 @@ from gymnasium import spaces
 
 from ope_gym.data.checks import check_horizon
 from ope_gym.data.database import SeenFile
-from ope_gym.data.paths import PathLike
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.header import Header
+from ope_gym.files import PathLike
 from ope_gym.policies import Policy, UnknownPolicy
 
 Spec: TypeAlias = Any

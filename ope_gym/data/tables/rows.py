@@ -17,9 +17,9 @@ import numpy as np
 
 from ope_gym.arrays import offsets_of
 from ope_gym.data.database import SeenFile
-from ope_gym.data.paths import MALFORMED, PathLike, file_system, import_arrow, is_uri
 from ope_gym.data.schema import Ints
 from ope_gym.data.tables.header import KEY
+from ope_gym.files import MALFORMED, PathLike, file_system, import_arrow, is_uri
 
 _MAGIC = b"PAR1"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -15,7 +15,6 @@ from ope_gym.arrays import LOG_PROB_TOLERANCE
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.database import SeenFile
-from ope_gym.data.paths import MALFORMED, PathLike, import_arrow
 from ope_gym.data.schedules import Schedule, check_schedules
 from ope_gym.data.schema import Chunk, Columns, Ints
 from ope_gym.data.spaces import Space
@@ -24,6 +23,7 @@ from ope_gym.data.tables.header import header_from_json
 from ope_gym.data.tables.layout import Layout, Plan, make_plan
 from ope_gym.data.tables.rows import Rows, join_rows, rows_in_memory, rows_of, table_files
 from ope_gym.data.tables.survey import Episodes, find_episodes, policy_numbers
+from ope_gym.files import MALFORMED, PathLike, import_arrow
 from ope_gym.policies import Policy, UnknownPolicy, acting_log_probs, acts_unknown
 
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ope_gym.data.paths import import_arrow
 from ope_gym.data.schema import Flags, Ints
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.cells import BadCell, Place
 from ope_gym.data.tables.layout import Plan
 from ope_gym.data.tables.rows import Rows
+from ope_gym.files import import_arrow
 
 _SORT = "sort the table by episode and step"
 

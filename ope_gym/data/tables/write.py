@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from ope_gym.batches import Tree
-from ope_gym.data.paths import PathLike, import_arrow
 from ope_gym.data.schema import COLUMNS, Columns, space_of
 from ope_gym.data.tables import cells
 from ope_gym.data.tables.header import KEY, header_to_json
 from ope_gym.data.tables.layout import Spec
-from ope_gym.files import in_place_of
+from ope_gym.files import PathLike, import_arrow, in_place_of
 
 _NAMES = {
     "observations": "observation",
