@@ -1,4 +1,4 @@
-"""Paths, and files that are written as a whole: whoever opens one, ever, finds old or new."""
+"""Paths, and files that are written as a whole: whoever opens one finds the old or the new."""
 
 from __future__ import annotations
 
