@@ -2,7 +2,7 @@
 
 A message names the argument, what came, and what is expected:
 
->>> number("gamma", "0.9", "a discount lies within [0, 1]", lambda x: 0 <= x <= 1)
+>>> real("gamma", "0.9", "a discount lies within [0, 1]", lambda x: 0 <= x <= 1)
 Traceback (most recent call last):
 ValueError: gamma is '0.9'; a discount lies within [0, 1]
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _LONG = 60  # characters of a value above which a message names its type alone
 
 
-def number(
+def real(
     name: str, value: Any, expected: str, holds: Callable[[float], bool] = math.isfinite
 ) -> float:
     """Return a number as a float; raise unless `holds`, which must be false for NaN.
@@ -31,6 +31,22 @@ def number(
     if scalar is None or not holds(float(scalar)):
         raise refusal(name, value, expected)
     return float(scalar)
+
+
+def probability(name: str, value: Any) -> float:
+    """Return a probability; raise unless it is one."""
+    return real(name, value, "a probability lies within [0, 1]", lambda x: 0.0 <= x <= 1.0)
+
+
+def discount(gamma: Any) -> float:
+    """Return a discount; raise unless it is one."""
+    return real("gamma", gamma, "a discount lies within [0, 1]", lambda x: 0.0 <= x <= 1.0)
+
+
+def confidence(level: Any) -> float:
+    """Return a confidence level; raise unless it is one."""
+    expected = "a confidence level lies within (0, 1), such as 0.95"
+    return real("level", level, expected, lambda x: 0.0 < x < 1.0)
 
 
 def whole(name: str, value: Any, least: int = 1, expected: str = "") -> int:
@@ -72,7 +88,7 @@ def choice(name: str, value: Any, choices: Iterable[str], more: str = "") -> str
     return value
 
 
-def instance(name: str, value: Any, kind: type[T], expected: str) -> T:
+def instance(name: str, value: T, kind: Any, expected: str) -> T:
     """Return a value of a class; raise for anything else."""
     if not isinstance(value, kind):
         raise refusal(name, value, expected)

@@ -24,13 +24,6 @@ R = TypeVar("R")
 LOG_PROB_TOLERANCE = 1e-9  # how far above 0 the log of a probability may round
 
 
-def positive(value: object) -> int:
-    """Return a whole number above 0 as it is, and 0 for anything else."""
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return max(int(value), 0)
-    return 0
-
-
 def finite(value: float) -> float | None:
     """Return a number for JSON: None where it is undefined or infinite."""
     return float(value) if np.isfinite(value) else None

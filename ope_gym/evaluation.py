@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ope_gym.arguments import refusal
 from ope_gym.arrays import one_blas_thread
 from ope_gym.estimation import Facts, Question
 from ope_gym.estimators.run import ask
@@ -32,7 +33,7 @@ from ope_gym.models.base import Baseline, QModel
 from ope_gym.options import Compute, Options, OptionValues, Weighting
 from ope_gym.policies import FinitePolicy, Policy, Target
 from ope_gym.policies.base import is_saved
-from ope_gym.preparing.files import Files, shortened
+from ope_gym.preparing.files import Files
 from ope_gym.preparing.memory import Memory
 from ope_gym.preparing.survey import Gathering, Survey
 from ope_gym.preparing.weighing import Weighing
@@ -258,15 +259,15 @@ class Evaluator:
         model: Any = self.options.q_model if self._uses_q else None
         if isinstance(model, type):
             raise TypeError(f"q_model is the class {model.__name__}: give {model.__name__}()")
-        if model == "default" and isinstance(model, str):
+        if isinstance(model, str) and model == "default":
             few = len(self._survey.roster) < 2
             return None if few else self._episodes.default_model(target)
         if isinstance(model, str):
             model = named_model(model)
         if not isinstance(model, QModel | Baseline | None):
-            raise TypeError(
-                f"q_model is {shortened(model)}: give a model of ope_gym.models, one of your own "
-                "derived from ope_gym.models.QModel, a Baseline, a name or None"
+            known = "give a model of ope_gym.models, one of your own derived from "
+            raise refusal(
+                "q_model", model, known + "ope_gym.models.QModel, a Baseline, a name or None"
             )
         return self._episodes.check_model(model, target)
 

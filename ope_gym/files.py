@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ope_gym.arguments import path_of
+
 PathLike: TypeAlias = str | os.PathLike[str]
 # Errors of code that takes data of the wrong shape apart.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -76,7 +78,7 @@ def in_place_of(path: PathLike) -> Iterator[Path]:
     The new file is on the disk before it gets its name, and nobody else writes to its own: two
     processes that save to one path leave the file of one of them.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path_of("path", path)))
     require_regular(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot save {path}: the folder {target.parent} does not exist")
@@ -100,6 +102,7 @@ def in_place_of(path: PathLike) -> Iterator[Path]:
 
 def write_file(path: PathLike, content: str | bytes) -> None:
     """Write text or bytes to a file as a whole; a pipe or a device gets them as they come."""
+    path_of("path", path)
     data = content.encode() if isinstance(content, str) else content
     if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
         Path(path).write_bytes(data)

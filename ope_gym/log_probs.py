@@ -33,7 +33,7 @@ from ope_gym.inference.errors import joined
 from ope_gym.inference.estimate import Behaviour, Sample
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.inference.outcomes import Outcomes, tally
-from ope_gym.models.base import Baseline, check_baseline
+from ope_gym.models.base import baseline_of
 from ope_gym.options import Options, Weighting
 from ope_gym.results import Evaluation
 from ope_gym.verdict import Reason
@@ -221,8 +221,7 @@ class _Arrays:
     def with_baseline(self, chunk: Weighted, baseline: tuple[ArrayLike, ArrayLike]) -> Weighted:
         """Add q and v of the steps."""
         steps, offsets = self.rewards.size, self.offsets
-        q, v = (check_column(x, "baseline", steps) for x in baseline)
-        values = check_baseline(Baseline(q, v), steps, offsets)
+        values = baseline_of(baseline, steps, offsets)
         residuals = values.residuals(self.rewards, offsets, self.sample.gamma)
         return dataclasses.replace(chunk, start=values.at_start(offsets), residuals=residuals)
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ope_gym.arrays import positive
+from ope_gym.arguments import confidence, discount, instance, real, refusal, whole
 from ope_gym.inference.intervals import (
     Betting,
     Bootstrap,
@@ -42,20 +42,16 @@ class Weighting:
     reward_model: str | tuple[ArrayLike, ArrayLike] = "deterministic"
 
     def __post_init__(self) -> None:
-        if self.mixture not in ("auto", "all") and not positive(self.mixture):
-            raise ValueError(
-                f"mixture is {self.mixture!r}; give 'all', 'auto' or the largest number of "
-                "behaviours in a mixture, such as 64"
-            )
-        if not self.cap > 0.0:
-            raise ValueError(f"cap is {self.cap!r}; it bounds the weights, so it must be above 0")
+        if not isinstance(self.mixture, str) or self.mixture not in ("auto", "all"):
+            known = "give 'all', 'auto' or the largest number of behaviours in a mixture"
+            whole("mixture", self.mixture, expected=f"{known}, such as 64")
+        real("cap", self.cap, "it bounds the weights, so it must be above 0", lambda x: x > 0.0)
         model = self.reward_model
         if isinstance(model, str) and model in ("deterministic", "cross-fit"):
             return
         if not isinstance(model, tuple | list | np.ndarray) or len(model) != 2:
-            raise ValueError(
-                f"reward_model is {model!r}; give 'deterministic', 'cross-fit' or (mean, variance)"
-            )
+            known = "give 'deterministic', 'cross-fit' or (mean, variance)"
+            raise refusal("reward_model", model, known)
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,9 @@ class Compute:
     progress: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:
-        if not positive(self.block_steps):
-            raise ValueError(f"block_steps is {self.block_steps!r}; hold at least 1 step at once")
+        whole("block_steps", self.block_steps, expected="hold at least 1 step at once")
+        if self.progress is not None and not callable(self.progress):
+            raise refusal("progress", self.progress, "give a function of the steps just done")
 
 
 class OptionValues(TypedDict, total=False):
@@ -138,28 +135,23 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.held_out not in (True, False, None):
-            raise ValueError(
-                f"held_out is {self.held_out!r}; give True, False, or None for the held-out "
-                "episodes if there are any"
-            )
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ValueError(f"gamma is {self.gamma!r}; a discount lies within [0, 1]")
-        if not 0.0 < self.level < 1.0:
-            raise ValueError(
-                f"level is {self.level!r}; a confidence level lies within (0, 1), such as 0.95"
-            )
+        if not isinstance(self.held_out, bool | np.bool_ | None):
+            known = "give True, False, or None for the held-out episodes if there are any"
+            raise refusal("held_out", self.held_out, known)
+        instance("weighting", self.weighting, Weighting, "give Weighting(cap=...), for instance")
+        instance("compute", self.compute, Compute, "give Compute(workers=...), for instance")
         if self.return_range is not None:
             object.__setattr__(self, "return_range", _range(self.return_range))
+        object.__setattr__(self, "gamma", discount(self.gamma))
+        object.__setattr__(self, "level", confidence(self.level))
         object.__setattr__(self, "interval", interval_kind(self.interval))
         if self.kind.name == "betting" and self.weighting.reward_model == "cross-fit":
             raise ValueError(
                 "interval='betting' needs independent episodes, but the weights of "
                 "reward_model='cross-fit' learn from each other's rewards: give (mean, variance)"
             )
-        object.__setattr__(self, "gamma", float(self.gamma))
-        object.__setattr__(self, "level", float(self.level))
-        object.__setattr__(self, "seed", _seed(self.seed))
+        seed = whole("seed", self.seed, 0, "give a whole number of 0 or more")
+        object.__setattr__(self, "seed", seed)
 
     @property
     def kind(self) -> IntervalKind:
@@ -213,9 +205,3 @@ def _range(ends: Any) -> tuple[float, float]:
             "have, such as (0, 500)"
         )
     return float(numbers[0]), float(numbers[1])
-
-
-def _seed(seed: object) -> int:
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0:
-        return int(seed)
-    raise ValueError(f"seed is {seed!r}; give a whole number of 0 or more")

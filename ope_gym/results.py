@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ope_gym.arguments import instance, real, refusal
 from ope_gym.estimators.table import ALIASES, ESTIMATORS, RECOMMENDED, by_recommendation
 from ope_gym.inference.estimate import Difference, Estimate, Sample
 from ope_gym.inference.regimes import label
@@ -86,7 +87,10 @@ class Evaluation(Mapping[str, Estimate]):
 
     def select(self, names: Iterable[str]) -> Evaluation:
         """Return the estimates of these estimators, as far as they are there; all if none is."""
-        wanted = {ALIASES.get(name, name) for name in names}
+        known = "give names of estimators, such as ['auto', 'NFIS']"
+        if isinstance(names, str):
+            raise refusal("names", names, known)
+        wanted = {ALIASES.get(name, name) for name in instance("names", names, Iterable, known)}
         chosen = {name: e for name, e in self.items() if name in wanted}
         return Evaluation(chosen or self._estimates, self.target)
 
@@ -97,6 +101,7 @@ class Evaluation(Mapping[str, Estimate]):
 
     def difference(self, other: Evaluation) -> Differences:
         """Return the paired differences self - other by estimator: which target is better."""
+        instance("other", other, Evaluation, "give the evaluation of another target")
         shared = [name for name in self if name in other._estimates]
         if not shared:
             raise ValueError(
@@ -179,6 +184,8 @@ class Evaluation(Mapping[str, Estimate]):
             for name, e in self.ranked().items()
         ]
         if truth is not None:
+            truth = real("truth", truth, "give a finite value, or None if it is unknown")
+            truth_error = real("truth_error", truth_error, "give its standard error")
             rows[0].append("from truth")
             for row, e in zip(rows[1:], self.ranked().values(), strict=True):
                 off, error = e.value - truth, math.hypot(e.standard_error, truth_error)

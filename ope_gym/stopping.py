@@ -16,9 +16,7 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -50,7 +48,10 @@ def run(main: Callable[[], int]) -> NoReturn:
             raise
         _handle(signal.SIG_IGN)
         reason = "" if isinstance(error, KeyboardInterrupt) else f": {in_one_line(error)}"
-        print(f"\nstopped{reason}" if stopped else Path(sys.argv[0]).name + reason, file=sys.stderr)
+        print(
+            f"\nstopped{reason}" if stopped else os.path.basename(sys.argv[0]) + reason,
+            file=sys.stderr,
+        )
         code = exit_code() if stopped else 2
     _handle(signal.SIG_IGN)  # nothing is left to stop
     sys.exit(code)
@@ -62,9 +63,13 @@ def in_one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         words = f"{error.filename}: {error.strerror}".removeprefix("None: ")
     if not words or not isinstance(error, _TELLING):
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
         words = f"{type(error).__name__}: {words}".removesuffix(": ")
-        words += f" ({Path(frame.filename).name}, line {frame.lineno}; python -X dev shows more)"
+        if place is not None:
+            file = os.path.basename(place.tb_frame.f_code.co_filename)
+            words += f" ({file}, line {place.tb_lineno}; python -X dev shows more)"
     return escaped(words)
 
 

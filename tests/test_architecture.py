@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "arrays": {"arguments", "kernels"},
     "kernels": set(),
     "batches": set(),
-    "files": set(),
+    "files": {"arguments"},
     "verdict": set(),
     "policies": FLOOR,
     "data": FLOOR | {"policies"},

@@ -432,7 +432,7 @@ def test_loggers_by_name_and_left_out_in_turn() -> None:
         ({"model": "counts"}, "observations have fractions"),
         ({"folds": 1}, "at least 2"),
         ({"by": "site"}, "give 'policy', None"),
-        ({"by": ["a", "b"]}, "one name for each of 40"),
+        ({"by": ["a", "b"]}, "or a name for each of 40 episodes"),
         ({"by": ["alone", *["b"] * 39]}, "'alone' has 1 episode"),
         ({"actions": 2}, "actions go from 0 to 2, but there are 2"),
     ],

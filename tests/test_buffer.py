@@ -613,9 +613,6 @@ def test_returns() -> None:
     assert data.returns(0.5).tolist() == [3, 8]
     assert data.returns(0).tolist() == [1, 8]
     assert small_buffer().view().returns().tolist() == []
-    for gamma in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="gamma="):
-            data.returns(gamma)
 
 
 def test_repr() -> None:
@@ -671,7 +668,7 @@ def test_select_says_what_does_not_exist() -> None:
     data = filled().view()
     with pytest.raises(ValueError, match=r"policies=\[0, 5\]: number 5 is unknown"):
         data.select(policies=[0, 5])
-    with pytest.raises(ValueError, match="last=0"):
+    with pytest.raises(ValueError, match="last is 0"):
         data.select(last=0)
     with pytest.raises(IndexError, match=r"episodes=\[6\] does not fit 6 episodes"):
         data.select(episodes=[6])
@@ -902,8 +899,7 @@ SCHEDULE = Schedule(np.array([5]), np.array([0]))
         ({"start_clock": [0.5, 1, 1]}, "start_clock has dtype float64"),
         ({"start_clock": -2}, "start_clock and schedule_ids must be at least 0"),
         ({"horizon": 2}, "episode 2 has 3 steps, horizon=2"),
-        ({"horizon": 0}, "horizon=0"),
-        ({"horizon": 2.5}, r"horizon=2\.5"),
+        ({"horizon": 0}, "horizon is 0"),
         ({"schedule_ids": [-1, 0, -1]}, "episode 1: schedule_ids is 0, but there are 0 schedules"),
         ({"schedules": [SCHEDULE], "schedule_ids": 0}, "episode 0 follows a schedule.*start_clock"),
         (

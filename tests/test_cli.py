@@ -40,6 +40,7 @@ from ope_gym import (
 from ope_gym.cli import main as command
 from ope_gym.commands import values
 from ope_gym.models.linear import LinearQ
+from tests.builders import recorded
 from tests.file_builders import made, merged, mixed_files
 
 ROOT = Path(__file__).parents[1]
@@ -227,7 +228,11 @@ def test_one_file_in_blocks_from_the_command_line(
         (["rank", "--policies", "0-99999999999"], "--policies 0-99999999999: give"),
         (["evaluate", "--target", "²"], "--target ²: give a policy"),
         (["plan", "--collect", "best"], "--collect best: give"),
-        (["distribution", "--quantiles", "2"], "quantile 2.0: give a share within (0, 1)"),
+        (
+            ["distribution", "--quantiles", "2"],
+            "quantile level is 2.0; give a share within",
+        ),
+        (["rank", "--figure", "x.foo"], "--figure: x.foo has none of the endings .png"),
         (["check", "none.ope"], "'none.ope', and there is no such file"),
         (["report"], "the following arguments are required: --html"),
         (["evalute"], "there is no command 'evalute'; did you mean evaluate?"),
@@ -248,7 +253,7 @@ def test_what_the_command_line_refuses(
 def test_no_command_overwrites_episodes(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, link = tmp_path / "run.ope", tmp_path / "link"
+    path, link = tmp_path / "run.ope", tmp_path / "link.png"
     path.write_bytes(files[0].read_bytes())
     link.symlink_to(path)
     for name, flag in (
@@ -347,6 +352,7 @@ def test_a_table_of_unknown_loggers(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert command([name, str(ours)]) == 2
         said = capsys.readouterr().err
         assert "nothing recorded how it acts; estimate it with ope_gym.fit_behaviour" in said
+        assert "give the policy itself (on the command line --target package." in said
 
 
 def run_module(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -473,3 +479,17 @@ def test_a_reader_that_has_gone(tmp_path: Path) -> None:
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     assert "NFIS" in json.loads(result.read_text())["estimates"]
+
+
+def test_what_cannot_be_shown_or_checked_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No episode to describe, no policy to check: the exit code says so."""
+    path = tmp_path / "none.ope"
+    data = recorded(0).trajectories
+    data.select(policies=0).save(path)
+    assert command(["check", str(path)]) == 2
+    assert "no policy could be checked" in capsys.readouterr().out
+    data.select(episodes=[]).save(path)
+    assert command(["info", str(path)]) == 2
+    assert "0 episodes" in capsys.readouterr().out

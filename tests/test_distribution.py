@@ -252,31 +252,6 @@ def test_basic_weights_are_against_the_recording_policy() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"weights": "optimal"}, "weights is 'optimal'; choose one of fused, basic"),
-        ({"resamples": 1}, "resamples is 1; give at least 2"),
-        ({"gamma": 2.0}, "gamma"),
-    ],
-)
-def test_errors_name_the_argument(options: dict[str, object], words: str) -> None:
-    data, target, _, _ = whole_population((64, 64))
-    with pytest.raises(ValueError, match=words):
-        distribution(data, target, **options)  # type: ignore[arg-type]
-
-
-def test_errors_of_single_numbers_name_the_argument() -> None:
-    data, target, _, _ = whole_population((64, 64))
-    result = distribution(data, target)
-    with pytest.raises(ValueError, match=r"quantile 1\.0"):
-        result.quantile(1.0)
-    with pytest.raises(ValueError, match=r"tail is 0\.0"):
-        result.cvar(0.0)
-    with pytest.raises(ValueError, match="x is inf"):
-        result.below(math.inf)
-
-
 def test_command_prints_the_table_and_writes_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,3 +326,10 @@ def test_the_mean_leaves_room_for_outcomes_that_were_not_seen() -> None:
     assert (ends.low, ends.high) == pytest.approx((nfis.interval.low, nfis.interval.high))
     assert ends.low < 0.97
     assert found.cvar(1.0).interval == ends
+
+
+def test_a_quantile_is_that_of_a_share() -> None:
+    data, target, _, _ = whole_population((64, 64))
+    for level in (0, 1.0, "0.5", None, math.nan):
+        with pytest.raises(ValueError, match=f"quantile level is {level!r}; give a share within"):
+            distribution(data, target).quantile(level)  # type: ignore[arg-type]

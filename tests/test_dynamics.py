@@ -438,22 +438,9 @@ def test_the_pole_of_cartpole_from_episodes_of_another_policy() -> None:
     assert abs(found.mean() - truth) < 3 * (error + spread)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": 1.5}, "gamma=1.5"),
-        ({"horizon": 3}, "horizon=3 is less than the longest episode, 8 steps"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit(record(10, 0), **options)
-
-
-@pytest.mark.parametrize("name", ["degree", "cosines", "episodes", "rows"])
-def test_sizes_have_a_least(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is -1: it must be at least"):
-        DynamicsQ(**{name: -1})
+def test_episodes_are_no_longer_than_the_horizon() -> None:
+    with pytest.raises(ValueError, match="horizon=3 is less than the longest episode, 8 steps"):
+        fit(record(10, 0), horizon=3)
 
 
 def test_data_it_cannot_learn_from_are_refused() -> None:

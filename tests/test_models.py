@@ -705,12 +705,7 @@ def test_a_network_starts_from_linear_values_and_learns_what_they_leave() -> Non
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinearQ(ridge=-1.0), "ridge is -1.0"),
-        (lambda: LinearQ(nearness=2.0), "nearness is 2.0"),
-        (lambda: Polynomial(0), "degree is 0"),
-        (lambda: NetworkQ(epochs=0), "epochs is 0"),
-        (lambda: NetworkQ(hidden=(8, 0)), "hidden is"),
-        (lambda: NetworkQ(tau=0.0), "tau=0.0"),
+        (lambda: NetworkQ(tau=0.0), "tau is 0.0; give a share"),
         (lambda: Critic(), "either q or v"),
         (lambda: Critic(v=len, all_actions=True), "only v"),
     ],

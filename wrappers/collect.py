@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ope_gym.arguments import whole
 from ope_gym.data import spaces
 from ope_gym.policies import Policy, check_target
 from wrappers import vector
@@ -49,13 +50,16 @@ def collect(
         seed: Seed of the first reset; None continues the environment's own random numbers.
         on_episode: Called after each episode with the number of episodes finished so far.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes={episodes} must be at least 1")
+    whole("episodes", episodes)
+    if seed is not None:
+        whole("seed", seed, 0)
     if isinstance(env, str):
         raise TypeError(
             f"env is {env!r}, the name of an environment: give a recorder, "
             f"RecordTrajectories(gym.make({env!r}))"
         )
+    if not isinstance(rng, np.random.Generator):
+        whole("rng", rng, 0, "give a generator of numpy, or a seed of 0 or more")
     policy = check_target(policy, "policy")
     if isinstance(env, vector.RecordTrajectories):
         play: Callable[..., int] = _play_vector

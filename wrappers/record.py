@@ -8,6 +8,7 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 from gymnasium.error import ResetNeeded
 
+from ope_gym.arguments import instance, path_of
 from ope_gym.files import PathLike
 from wrappers.recording.normalisers import warn_of_normalisers
 from wrappers.recording.recorder import Recorder
@@ -55,7 +56,7 @@ class RecordTrajectories(
         append: bool | None = None,
         audit: bool = True,
     ) -> None:
-        path = None if path is None else os.fspath(path)
+        path = None if path is None else os.fspath(path_of("path", path))
         gym.utils.RecordConstructorArgs.__init__(
             self, held_out=held_out, path=path, append=append, audit=audit
         )
@@ -66,6 +67,7 @@ class RecordTrajectories(
             )
         if isinstance(env, gym.vector.VectorEnv):
             raise TypeError(f"env is {env}: use wrappers.vector.RecordTrajectories for vector envs")
+        instance("env", env, gym.Env, "give an environment, such as gym.make('CartPole-v1')")
         warn_of_normalisers(env)
         horizon = None if env.spec is None else env.spec.max_episode_steps
         self._session: SingleSession = SingleSession(

@@ -12,6 +12,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from numpy.typing import ArrayLike, NDArray
 
+from ope_gym.arguments import path_of
 from ope_gym.files import PathLike
 from ope_gym.policies import Policy
 from wrappers.recording.autoreset import autoreset_of
@@ -62,7 +63,7 @@ class RecordTrajectories(Recorder, _Wrapper, gym.utils.RecordConstructorArgs):
         append: bool | None = None,
         audit: bool = True,
     ) -> None:
-        path = None if path is None else os.fspath(path)
+        path = None if path is None else os.fspath(path_of("path", path))
         gym.utils.RecordConstructorArgs.__init__(
             self, held_out=held_out, path=path, append=append, audit=audit
         )

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, finite, folds_within, positive
+from ope_gym.arguments import choice, refusal, whole
+from ope_gym.arrays import FloatArray, IntArray, finite, folds_within
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.models.behaviour import LEARNERS, Learner, candidates
 from ope_gym.models.folds import FOLDS
@@ -184,10 +185,11 @@ def fit_behaviour(
     """
     data = load_source(episodes, held_out=False).data
     assert data is not None  # all of it is in memory
-    if model not in MODELS:
-        raise ValueError(f"model is {model!r}; choose one of {', '.join(MODELS)}")
-    if not positive(folds) or folds < 2:
-        raise ValueError(f"folds is {folds!r}; give a whole number of at least 2")
+    choice("model", model, MODELS)
+    whole("folds", folds, 2)
+    whole("seed", seed, 0)
+    if actions is not None:
+        whole("actions", actions)
     chosen, size = _chosen(data, actions)
     names, logger = _loggers(data, by)
     fold = _folds(names, logger, int(folds))
@@ -314,7 +316,7 @@ def _loggers(data: Trajectories, by: str | ArrayLike | None) -> tuple[tuple[str,
         return ("all",), np.zeros(len(data), dtype=np.int64)
     if isinstance(by, str):
         if by != "policy":
-            raise ValueError(f"by is {by!r}; give 'policy', None, or a name for each episode")
+            raise refusal("by", by, "give 'policy', None, or a name for each episode")
         first = data.policy_ids[data.offsets[:-1]]
         if (data.schedule_ids >= 0).any() or np.any(data.policy_ids != first[data.episode_ids]):
             raise ValueError(
@@ -326,7 +328,8 @@ def _loggers(data: Trajectories, by: str | ArrayLike | None) -> tuple[tuple[str,
         return tuple(f"policy {k}" for k in distinct), ids.astype(np.int64)
     labels = np.asarray(by)
     if labels.shape != (len(data),):
-        raise ValueError(f"by has shape {labels.shape}: give one name for each of {len(data)}")
+        known = f"give 'policy', None, or a name for each of {len(data)} episodes"
+        raise refusal("by", by, known)
     distinct, ids = np.unique(labels.astype(str), return_inverse=True)
     return tuple(str(name) for name in distinct), ids.astype(np.int64)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ope_gym.arguments import choice, real, whole
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.bootstrap import Resamples
@@ -157,8 +158,8 @@ class Distribution:
         Args:
             level: within (0, 1), 0.5 for the median.
         """
-        if not 0.0 < level < 1.0:
-            raise ValueError(f"quantile {level!r}: give a share within (0, 1), such as 0.05")
+        known = "give a share within (0, 1), such as 0.05"
+        level = real("quantile level", level, known, lambda x: 0.0 < x < 1.0)
         w, name = self.weighted, f"{100 * level:g} % quantile"
         value, ends = w.quantile(level), self.outcomes.cut(w.quantile_interval(level, self.level))
         return Quantity(name, value, ends, w.smaller_side(value))
@@ -171,8 +172,8 @@ class Distribution:
         Args:
             tail: the share, within (0, 1].
         """
-        if not 0.0 < tail <= 1.0:
-            raise ValueError(f"tail is {tail!r}; give a share within (0, 1], such as {TAIL}")
+        known = f"give a share within (0, 1], such as {TAIL}"
+        tail = real("tail", tail, known, lambda x: 0.0 < x <= 1.0)
         w, name = self.weighted, f"CVaR {100 * tail:g} %"
         if tail == 1.0:
             return dataclasses.replace(self.mean(), name=name)
@@ -181,8 +182,7 @@ class Distribution:
 
     def below(self, x: float) -> Quantity:
         """Return the probability of a return below x: of failure, if x is what must be reached."""
-        if not np.isfinite(x):
-            raise ValueError(f"x is {x!r}; give a finite return")
+        x = real("x", x, "give a finite return")
         w, name = self.weighted, f"P(return < {x:g})"
         return Quantity(
             name, w.probability(x), w.probability_interval(x, self.level), w.smaller_side(x)
@@ -323,10 +323,8 @@ def distribution(
     Returns:
         A `Distribution`; print it for a table.
     """
-    if weights not in _WEIGHTS:
-        raise ValueError(f"weights is {weights!r}; choose one of {', '.join(_WEIGHTS)}")
-    if not resamples >= 2 or resamples % 1:
-        raise ValueError(f"resamples is {resamples!r}; give at least 2, better 1000")
+    choice("weights", weights, _WEIGHTS)
+    whole("resamples", resamples, 2, "give at least 2, better 1000")
     name = _WEIGHTS[weights]
     evaluator = Evaluator(
         episodes, name, q_model=None, held_out=held_out, gamma=gamma, level=level, seed=seed

@@ -15,7 +15,7 @@ import numpy as np
 
 from ope_gym.analysis import duel_state
 from ope_gym.analysis.duel_rules import Rules, RuleValues
-from ope_gym.arguments import path_of
+from ope_gym.arguments import path_of, real, refusal, whole
 from ope_gym.data import spaces
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.inference.intervals import Interval
@@ -151,8 +151,9 @@ class Duel:
     def _outcome(self, policy: str, episode: float | Trajectories) -> Played:
         """Return what the bets need of an episode, or raise if it cannot be one of the policy."""
         if not isinstance(episode, Trajectories):
-            self._check_return(policy, float(episode))
-            return Played(float(episode), _CERTAIN if policy == "a" else -_CERTAIN)
+            total = real("episode", episode, "give its return, or the episode as trajectories")
+            self._check_return(policy, total)
+            return Played(total, _CERTAIN if policy == "a" else -_CERTAIN)
         if len(episode) != 1:
             raise ValueError(f"episode holds {len(episode)} episodes; add one at a time")
         total = float(episode.returns(self.rules.gamma)[0])
@@ -202,9 +203,9 @@ class Duel:
         """
         if isinstance(env, str):
             raise TypeError(f"env is {env!r}: give the environment itself, gym.make({env!r})")
-        if hasattr(env, "num_envs"):
-            raise TypeError(f"env is {env}, a vector environment: give a single one")
-        last = np.inf if episodes is None else self.episodes + episodes
+        if hasattr(env, "num_envs") or not hasattr(env, "reset"):
+            raise refusal("env", env, "give a single environment, such as gym.make('CartPole-v1')")
+        last = np.inf if episodes is None else self.episodes + whole("episodes", episodes)
         while self.episodes < last and not (self._gated if gate else self.decision is not None):
             name = self._whom()
             self.add(name, play_episode(env, self._policies[name], self.seed, self.rng()))

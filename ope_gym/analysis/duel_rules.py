@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from ope_gym.arguments import instance, pair, real, refusal, whole
 from ope_gym.arrays import annuity_of
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.options import Options
@@ -71,12 +72,14 @@ class Rules:
 
     def __post_init__(self) -> None:
         Options(gamma=self.gamma, level=self.level, seed=self.seed)  # raises
-        if not (np.isfinite(self.margin) and self.margin >= 0.0):
-            raise ValueError(f"margin is {self.margin!r}; give a difference of 0 or more")
-        if not self.limit >= 1 or self.limit % 1:
-            raise ValueError(f"limit is {self.limit!r}; give a whole number of pairs, at least 1")
-        if self.deviation is not None and not 0.0 < self.deviation < np.inf:
-            raise ValueError(f"deviation is {self.deviation!r}; give a standard deviation above 0")
+        real("margin", self.margin, "give a difference of 0 or more", lambda x: 0.0 <= x < np.inf)
+        whole("limit", self.limit, expected="give a whole number of pairs, at least 1")
+        if self.deviation is not None:
+            known = "give a standard deviation above 0"
+            real("deviation", self.deviation, known, lambda x: 0.0 < x < np.inf)
+        instance("symmetric", self.symmetric, bool, "give True or False")
+        if self.horizon is not None:
+            whole("horizon", self.horizon)
         bounded = self.bounds is not None or self.reward_range is not None
         given = {
             "bounds": bounded,
@@ -108,13 +111,11 @@ class Rules:
                     "recorded; or give bounds of the return"
                 )
             unit = annuity_of(self.gamma, self.horizon)  # an episode may also end at once
-            name, (low, high) = "reward_range", self.reward_range
+            name, (low, high) = "reward_range", pair("reward_range", self.reward_range)
             given = min(low, 0.0) * unit, max(high, 0.0) * unit
-        low, high = map(float, given)
-        if not (np.isfinite(low) and np.isfinite(high) and low < high):
-            raise ValueError(
-                f"{name} is {given!r}; give finite (lowest, highest), lowest < highest"
-            )
+        low, high = pair(name, given)
+        if not low < high:
+            raise refusal(name, given, "give finite (lowest, highest), lowest < highest")
         return low, high
 
     def outside(self, returns: Any) -> Any:

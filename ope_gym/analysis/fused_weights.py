@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from ope_gym import batches
+from ope_gym.arguments import refusal
 from ope_gym.arrays import FloatArray, IntArray, check_finite, check_log_probs, offsets_of
 from ope_gym.data.schema import BY_STEP
 from ope_gym.data.trajectories import Trajectories
@@ -48,7 +49,7 @@ class FusedWeights:
         gamma: float,
     ) -> None:
         if estimator not in NORMALISED:
-            raise ValueError(f"estimator is {estimator!r}; choose one of {', '.join(NORMALISED)}")
+            raise refusal("estimator", estimator, f"choose one of {', '.join(NORMALISED)}")
         options = Options(held_out=held_out, gamma=gamma)  # checks both
         self.source = load_source(episodes, options.held_out)
         assert self.source.data is not None  # all of it is in memory

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ope_gym.arguments import instance, whole
 from ope_gym.arrays import IntArray, evenly, finite
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.table import one_estimator
@@ -62,8 +63,7 @@ def leave_one_policy_out(
     Returns:
         A mapping from the number of a policy to its `Check`; print it for a table.
     """
-    if limit < 1:
-        raise ValueError(f"limit is {limit!r}; check at least 1 policy")
+    whole("limit", limit, expected="check at least 1 policy")
     estimator = one_estimator(estimator)
     checked = Options(**options)
     checked.refuse_value_alone("leave_one_policy_out")
@@ -76,6 +76,8 @@ def leave_one_policy_out(
     options["compute"] = dataclasses.replace(checked.compute, progress=None)
     options["held_out"] = False  # chosen already
     own = own_episodes(used)
+    if policies is not None:
+        instance("policies", policies, Sequence, "give a list of numbers of policies")
     wanted = list(own) if policies is None else [_number(source, k) for k in policies]
     skipped = {k: why for k in wanted if (why := _unfit(used, own, k))}
     chosen = [k for k in wanted if k not in skipped]

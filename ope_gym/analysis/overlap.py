@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ope_gym.arguments import whole
 from ope_gym.arrays import FloatArray, IntArray, evenly
 from ope_gym.policies import Target, UnavailablePolicy
 from ope_gym.scale.sources import Episodes, load_source
@@ -68,8 +69,7 @@ def overlap(
         limit: with more recording policies than this, only this many are used, evenly spread from
             the first to the last.
     """
-    if limit < 2:
-        raise ValueError(f"limit is {limit}; give at least 2 policies, the first and the last")
+    whole("limit", limit, 2, "give at least 2 policies, the first and the last")
     source = load_source(episodes, held_out)
     data, aim = source.data, source.policy(target)
     assert data is not None  # all of it is in memory

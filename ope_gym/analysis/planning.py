@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ope_gym.analysis.fused_weights import FusedWeights
+from ope_gym.arguments import real, whole
 from ope_gym.arrays import FloatArray, finite
 from ope_gym.inference.errors import squares_of
 from ope_gym.inference.errors import standard_error as error_of
@@ -163,10 +164,8 @@ def episodes_needed(
         gamma: discount within [0, 1].
         limit: largest number of episodes to consider.
     """
-    if not (math.isfinite(standard_error) and standard_error > 0):
-        raise ValueError(f"standard_error is {standard_error!r}; give a number above 0")
-    if limit < 1:
-        raise ValueError(f"limit is {limit!r}; consider at least 1 episode")
+    real("standard_error", standard_error, "give a number above 0", lambda x: 0.0 < x < math.inf)
+    whole("limit", limit, expected="consider at least 1 episode")
     fused = FusedWeights(episodes, target, estimator=estimator, held_out=held_out, gamma=gamma)
     now = error_of(fused.current.influence, fused.behaviours.strata)
     if not math.isfinite(now):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ope_gym.analysis.ranking_table import Ranked, Ranking
+from ope_gym.arguments import whole
 from ope_gym.arrays import FloatArray
 from ope_gym.estimators.table import one_estimator
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.estimate import Estimate
 from ope_gym.options import (
-    Compute,
     Options,
     OptionValues,
 )
@@ -71,13 +71,13 @@ def rank(
     Returns:
         A mapping from name to `Ranked`, the best first; print it for a table.
     """
-    if draws < 1:
-        raise ValueError(f"draws is {draws}; give at least 1, better {DRAWS:,}")
+    whole("draws", draws, expected=f"give at least 1, better {DRAWS:,}")
     estimator = one_estimator(estimator)
-    compute = options.get("compute", Compute())
+    checked = Options(**options)
+    checked.refuse_value_alone("rank")
+    compute = checked.compute
     progress = compute.progress or (lambda _: None)  # counts policies here, not steps
     options["compute"] = dataclasses.replace(compute, progress=None)
-    Options(**options).refuse_value_alone("rank")
     evaluator = Evaluator(episodes, estimator, **options)
     named = named_targets(targets, evaluator.source)
     origins = origin if isinstance(origin, Mapping) else dict.fromkeys(named, origin)

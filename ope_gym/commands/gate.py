@@ -64,7 +64,8 @@ def gate(
     Args:
         env: Environment to play.
         new: The new policy: its number, as `info` lists them, or last; a saved model of
-            Stable-Baselines3 (.zip); or package.module:function that returns a policy.
+            Stable-Baselines3 (.zip), which can run code of whoever wrote it; or
+            package.module:function that returns a policy.
         old: The old policy, named in the same way (default: the last but one).
         state: File in which the gate is kept, to go on with it; the other arguments must be those
             that it was begun with.

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 _DEFAULTS = Options()
 _HELD_OUT = {"auto": None, "held-out": True, "all": False}
 _POLICY = (
-    "its number, as `info` lists them, or last; a saved model of Stable-Baselines3 (.zip); or "
-    "package.module:function that returns a policy"
+    "its number, as `info` lists them, or last; a saved model of Stable-Baselines3 (.zip), which "
+    "can run code of whoever wrote it; or package.module:function that returns a policy"
 )
+_PICTURES = (".png", ".svg", ".pdf")
 # Parameters of several commands; those of an evaluation are described in ope_gym.options.
 SHARED = {
     "files": "Files of recorded episodes, Parquet or CSV files with a row for each step, or "
@@ -35,7 +36,7 @@ SHARED = {
     "observation=x,y (a vector of two columns) step=none (there is no such column).",
     "target": f"The policy to evaluate: {_POLICY}.",
     "policies": "Numbers as `info` lists them, ranges such as 5-8, last, or all; or saved models "
-    "(.zip).",
+    "(.zip), which can run code of whoever wrote them.",
     "estimator": "A name that `ope-gym estimators` lists.",
     "estimators": "Names that `ope-gym estimators` lists, or the groups paper and all (default: "
     "auto and NFIS, as far as the data allow).",
@@ -43,7 +44,7 @@ SHARED = {
     "independently of them (default: judged from the recorded policies).",
     "verbose": "Also show notes, the advice for each row and internals of the estimators.",
     "json": "Also write the result to this file.",
-    "figure": "Also draw the result to this file (.png, .svg).",
+    "figure": f"Also draw the result to this file ({', '.join(_PICTURES)}).",
 }
 
 
@@ -72,6 +73,14 @@ def _writable(word: str) -> Path:
         raise ArgumentTypeError(
             f"{word} cannot be written; give a file in a folder that exists and can be written"
         )
+    return path
+
+
+def _drawable(word: str) -> Path:
+    """Return the path of a picture to write, or raise before the work is done."""
+    path = _writable(word)
+    if path.suffix.lower() not in _PICTURES:
+        raise ArgumentTypeError(f"{word} has none of the endings {', '.join(_PICTURES)}")
     return path
 
 
@@ -118,6 +127,7 @@ def episodes_of(files: Sequence[Path], column: Mapping[str, str] | None) -> Any:
 
 File = Annotated[Path, _located]
 Output = Annotated[Path, _writable]
+Picture = Annotated[Path, _drawable]
 Origin = Annotated[str, ("learned", "fixed")]
 Policy = Annotated[str, "K"]
 Name = Annotated[str, "NAME"]

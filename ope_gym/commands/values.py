@@ -15,6 +15,7 @@ from ope_gym.commands.inputs import (
     Name,
     Origin,
     Output,
+    Picture,
     Policy,
     Recorded,
     Writes,
@@ -44,7 +45,7 @@ def info(files: list[File], *, column: dict[str, str] | None = None) -> CommandR
     """Describe files of recorded episodes: their size, and a line for each policy.
 
     The number of a policy is the one to give to the other commands. Policies are numbered across
-    all files, and equal ones share a number.
+    all files, and equal ones share a number. The exit code is 2 if there is no episode.
     """
     from ope_gym.data.roster import Roster, join_rosters
 
@@ -53,14 +54,15 @@ def info(files: list[File], *, column: dict[str, str] | None = None) -> CommandR
     loaded = [
         (str(path), read.from_frame(path, **names) if names else read.load(path)) for path in files
     ]
+    code = 0 if any(len(data) for _, data in loaded) else 2
     if len(loaded) == 1:  # numbered as the file does
         ((_, data),) = loaded
-        return CommandResult("\n".join(_described(data, range(len(data.policies)))))
+        return CommandResult("\n".join(_described(data, range(len(data.policies)))), code=code)
     _, rosters = join_rosters([(name, Roster.of(data)) for name, data in loaded])
     lines: list[str] = []
     for (name, data), roster in zip(loaded, rosters, strict=True):
         lines += [name, *_described(data, roster.policies.tolist())]
-    return CommandResult("\n".join(lines))
+    return CommandResult("\n".join(lines), code=code)
 
 
 def _described(data: Trajectories, numbers: Sequence[int]) -> Iterator[str]:
@@ -133,7 +135,7 @@ def rank(
     origin: Origin | None = None,
     verbose: bool = False,
     json: Output | None = None,
-    figure: Output | None = None,
+    figure: Picture | None = None,
 ) -> CommandResult:
     """Rank policies: which of several is best.
 
@@ -166,7 +168,7 @@ def distribution(
     below: list[float] = [],  # noqa: B006, not changed
     origin: Origin | None = None,
     json: Output | None = None,
-    figure: Output | None = None,
+    figure: Picture | None = None,
     **options: Any,
 ) -> CommandResult:
     """Estimate the distribution of a policy's returns, not only their mean.
@@ -250,6 +252,8 @@ def check(
     (--data all) the estimates of later policies are optimistic, because these policies learned from
     the same episodes.
 
+    The exit code is 2 if no policy could be checked.
+
     Args:
         policies: Numbers as `info` lists them, ranges such as 5-8, last, or all (default: all).
         limit: Check at most N policies, evenly spread over all.
@@ -264,4 +268,5 @@ def check(
             limit=limit,
             **choices.options(recorded, Compute(progress=bar.update)),
         )
-    return CommandResult(str(calibration), [(json, calibration.to_json)])
+    code = 0 if len(calibration) else 2
+    return CommandResult(str(calibration), [(json, calibration.to_json)], code)

@@ -73,6 +73,7 @@ class TrajectoryBuffer(Viewable):
         *,
         horizon: int | None = None,
     ) -> None:
+        spaces.check_kind(observation_space, action_space)
         self.observation_space = observation_space
         self.action_space = action_space
         self.horizon = check_horizon(horizon)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
+from ope_gym.arguments import whole
 from ope_gym.arrays import LOG_PROB_TOLERANCE, as_integers, offsets_of
 from ope_gym.arrays import place as place_of
 from ope_gym.batches import Tree
@@ -129,9 +130,7 @@ def check_horizon(horizon: Any) -> int | None:
     """Return a time limit of at least one step, or None."""
     if horizon is None:
         return None
-    if not isinstance(horizon, int | np.integer) or horizon < 1:
-        raise ValueError(f"horizon={horizon!r} must be a number of steps, at least 1, or None")
-    return int(horizon)
+    return whole("horizon", horizon, 1, "give a number of steps, at least 1, or None")
 
 
 def check_ends(name: str, *, ended: bool, steps: int, horizon: int | None) -> None:

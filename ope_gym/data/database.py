@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.arguments import path_of
 from ope_gym.data import encoding
 from ope_gym.data.schema import Ints
 from ope_gym.files import (
@@ -381,7 +382,7 @@ class SeenFile:
     @classmethod
     def unread(cls, path: PathLike) -> SeenFile:
         """Return a file at which nobody has looked yet."""
-        name = os.fspath(path)
+        name = os.fspath(path_of("path", path))
         return cls(name, name if is_uri(name) else os.path.abspath(name), platform.node(), None)
 
     def marked(self) -> SeenFile:

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.arguments import refusal
 from ope_gym.arrays import IntArray
 from ope_gym.data.schedules import PolicyTable, Schedule
 from ope_gym.data.schema import agree
@@ -149,7 +150,7 @@ class Roster:
             One of `ope_gym.inference.regimes.REGIMES`.
         """
         if origin is not None and origin not in ORIGINS:
-            raise ValueError(f"origin is {origin!r}; choose one of {', '.join(ORIGINS)}")
+            raise refusal("origin", origin, f"choose one of {', '.join(ORIGINS)}")
         if self.held_out.all():
             return "held-out"
         seen = np.flatnonzero(self.acted[0])

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from ope_gym.arguments import instance
 from ope_gym.batches import Tree
 
 Space: TypeAlias = gym.Space[Any]
@@ -27,6 +28,13 @@ NUMERIC_DTYPES = frozenset(
     ["|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"]
 )
 _COLUMN_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def check_kind(observation_space: object, action_space: object) -> None:
+    """Raise unless both are spaces of Gymnasium, or unknown."""
+    for name, space in (("observation", observation_space), ("action", action_space)):
+        expected = "give a space of gymnasium.spaces, or None"
+        instance(f"{name}_space", space, gym.Space | None, expected)
 
 
 def is_column(space: Space) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ope_gym.arguments import discount, instance, real, refusal, whole
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.checks import checked
@@ -52,8 +53,7 @@ class Viewable:
 
     def returns(self, gamma: float = 1.0) -> Floats:
         """Return the sum (n,) of γ^t r_t over each episode."""
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma={gamma} must be between 0 and 1")
+        gamma = discount(gamma)
         data = self.view()
         if len(data) == 0:
             return np.empty(0)
@@ -77,8 +77,10 @@ class Viewable:
             episodes: Indices, a mask or a slice; indices also give the order.
         """
         data = self.view()
-        if last is not None and last < 1:
-            raise ValueError(f"last={last} must be at least 1")
+        if last is not None:
+            whole("last", last)
+        if held_out is not None and not isinstance(held_out, bool | np.bool_):
+            raise refusal("held_out", held_out, "give True, False or None")
         if episodes is not None:
             chosen = _episode_indices(episodes, len(data))
         else:
@@ -86,7 +88,8 @@ class Viewable:
         first = data.first_policies[chosen]
         keep = np.ones(len(chosen), dtype=bool)
         if policies is not None:
-            wanted = [policies] if isinstance(policies, int | np.integer) else list(policies)
+            listed = policies if isinstance(policies, Iterable) else [policies]
+            wanted = [whole("policies", k, 0, "give numbers of policies") for k in listed]
             unknown = [k for k in wanted if not 0 <= k < len(data.policies)]
             if unknown:
                 raise ValueError(
@@ -109,6 +112,7 @@ class Viewable:
         parts: list[Trajectories] = []
         schedules: list[Schedule] = []
         for other in (self, *others):
+            instance("others", other, Viewable, "give trajectories, buffers or recorders")
             part = other.view()
             numbers = [table.add(policy) for policy in part.policies]
             renumbered, own = renumber(part, numbers, first_schedule=len(schedules))
@@ -127,6 +131,7 @@ class Viewable:
         Raises:
             PropensityMismatch: For the first step that differs by more.
         """
+        real("tolerance", tolerance, "give the largest difference", lambda x: x >= 0.0)
         data = self.view()
         found = acting_log_probs(data.policies, data.policy_ids, data.observations, data.actions)
         wrong = np.flatnonzero(~(np.abs(found - data.log_probs) <= tolerance))
@@ -253,6 +258,8 @@ class Trajectories(Columns, Viewable):
             "start_clock": start_clock,
             "schedule_ids": schedule_ids,
         }
+        spaces.check_kind(observation_space, action_space)
+        instance("policies", policies, Iterable, "give a list of policies")
         raw = cls(
             observations,
             actions,

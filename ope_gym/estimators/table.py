@@ -16,6 +16,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ope_gym.arguments import instance
+
 
 @dataclass(frozen=True)
 class Composition:
@@ -200,7 +202,9 @@ def estimator_names(estimators: str | Iterable[str] | None) -> tuple[str, ...]:
     """
     if estimators is None:
         return ("default",)
-    given = (estimators,) if isinstance(estimators, str) else tuple(estimators)
+    known = "give names, such as ['auto', 'NFIS'], or None"
+    named = instance("estimators", estimators, Iterable, known)
+    given = (named,) if isinstance(named, str) else tuple(named)
     if not given:
         raise ValueError(f"estimators is empty; known are {', '.join(ESTIMATORS)}")
     return tuple(dict.fromkeys(_known_name(name) for name in given))

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from ope_gym.arguments import choice, pair, whole
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.inference.errors import Spread, Tails, centre, join_single
 
@@ -104,12 +105,8 @@ class Bootstrap:
     method: str = "percentile"
 
     def __post_init__(self) -> None:
-        if not self.resamples >= 2 or self.resamples % 1:
-            raise ValueError(
-                f"resamples is {self.resamples!r}; a bootstrap needs at least 2, better 1000"
-            )
-        if self.method not in ("percentile", "bca"):
-            raise ValueError(f"method is {self.method!r}; choose 'percentile' or 'bca'")
+        whole("resamples", self.resamples, 2, "a bootstrap needs at least 2, better 1000")
+        choice("method", self.method, ("percentile", "bca"))
 
     @property
     def name(self) -> str:
@@ -146,16 +143,9 @@ class Betting:
                 "interval='betting' needs the range that every reward obeys: give "
                 "interval=Betting(reward_range=(0, 1)), for instance, for CartPole"
             )
-        ends = np.asarray(self.reward_range, dtype=np.float64)
-        if ends.shape != (2,) or not np.all(np.isfinite(ends)) or ends[0] > ends[1]:
-            raise ValueError(
-                f"reward_range is {self.reward_range!r}; give finite (lowest, highest)"
-            )
-        object.__setattr__(self, "reward_range", (float(ends[0]), float(ends[1])))
-        if self.horizon is not None and (not self.horizon >= 1 or self.horizon % 1):
-            raise ValueError(
-                f"horizon is {self.horizon!r}; the longest possible episode has at least 1 step"
-            )
+        object.__setattr__(self, "reward_range", pair("reward_range", self.reward_range))
+        if self.horizon is not None:
+            whole("horizon", self.horizon, 1, "the longest possible episode has at least 1 step")
 
     def interval(self, evidence: Evidence, level: float) -> Interval:
         """Make the interval from the sums of weighted rewards above and below the bounds."""

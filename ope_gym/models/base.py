@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.arguments import refusal
 from ope_gym.arrays import FloatArray, IntArray, annuity, check_column, check_finite
 from ope_gym.batches import Tree, take
 from ope_gym.data.trajectories import Trajectories
@@ -339,3 +340,10 @@ def check_baseline(baseline: Baseline, steps: int, offsets: IntArray) -> Baselin
     for name, values in (("q", baseline.q), ("v", baseline.v)):
         check_finite(check_column(values, f"baseline {name}", steps), f"baseline {name}", offsets)
     return baseline
+
+
+def baseline_of(values: Any, steps: int, offsets: IntArray) -> Baseline:
+    """Return a baseline from (q, v), one number a step each; raise for anything else."""
+    if not isinstance(values, tuple | list) or len(values) != 2:
+        raise refusal("baseline", values, "give (q, v), numbers of each step")
+    return check_baseline(Baseline(*values), steps, offsets)

@@ -23,6 +23,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.arguments import whole
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
@@ -77,14 +78,11 @@ class DynamicsQ(QModel):
     def __post_init__(self) -> None:
         least = dict(degree=1, value_degree=0, cosines=0, episodes=1, rows=1)
         for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {bound}")
+            whole(name, getattr(self, name), bound)
 
     def fit(self, data: Trajectories, problem: Problem) -> DynamicsValues:
         """Learn from all episodes of `data`."""
         gamma, horizon, rng = problem.gamma, problem.horizon, problem.rng
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma={gamma} must be between 0 and 1")
         if not len(data):
             raise ValueError("data is empty: DynamicsQ learns from recorded episodes")
         if horizon < (longest := int(data.lengths.max())):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
+from ope_gym.arguments import whole
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 from ope_gym.models.base import SAMPLES, ActionValues, Visits, each_action, of_chosen
@@ -47,8 +48,7 @@ class Polynomial:
     degree: int = 2
 
     def __post_init__(self) -> None:
-        if self.degree < 1:
-            raise ValueError(f"degree is {self.degree}: it must be at least 1")
+        whole("degree", self.degree)
 
     def learn(self, batch: Tree) -> Map:
         """Return the map with the means, deviations and categories of the batch."""

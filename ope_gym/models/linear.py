@@ -34,6 +34,7 @@ from typing import ClassVar
 import numpy as np
 
 from ope_gym import batches
+from ope_gym.arguments import probability, real
 from ope_gym.arrays import IntArray
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
@@ -94,10 +95,8 @@ class LinearQ(QModel):
 
     def __post_init__(self) -> None:
         for name in ("ridge", "pull", "time"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0")
-        if not 0 <= self.nearness <= 1:
-            raise ValueError(f"nearness is {self.nearness}: it must be within 0 … 1")
+            real(name, getattr(self, name), "give 0 or more", lambda x: 0.0 <= x < np.inf)
+        probability("nearness", self.nearness)
         if not (callable(self.features) or isinstance(self.features, Polynomial)):
             raise TypeError(
                 f"features is {self.features!r}: give a Polynomial, or a callable from a batch to "

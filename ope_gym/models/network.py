@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
+from ope_gym.arguments import instance, real, whole
 from ope_gym.arrays import FloatArray, IntArray, annuity
 from ope_gym.batches import Tree
 from ope_gym.data.trajectories import Trajectories
@@ -66,15 +67,11 @@ class NetworkQ(QModel):
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden is {self.hidden}: every layer needs at least one unit")
-        if not (self.learning_rate > 0 and 0 < self.tau <= 1):
-            raise ValueError(
-                f"learning_rate={self.learning_rate}, tau={self.tau}: the first must be above 0, "
-                "the second within (0, 1]"
-            )
+            whole(name, getattr(self, name))
+        for width in instance("hidden", self.hidden, tuple, "give a tuple of layer widths"):
+            whole("hidden", width, expected="every layer needs at least one unit")
+        real("learning_rate", self.learning_rate, "give a number above 0", lambda x: x > 0.0)
+        real("tau", self.tau, "give a share within (0, 1]", lambda x: 0.0 < x <= 1.0)
 
     def fit(self, data: Trajectories, problem: Problem) -> NetworkValues:
         """Return the values learned from all episodes; the rng decides start, order and draws."""

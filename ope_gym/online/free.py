@@ -48,6 +48,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ope_gym.arguments import confidence, discount, whole
 from ope_gym.arrays import FloatArray, one_blas_thread
 from ope_gym.inference.intervals import Interval, student_t, widened
 from ope_gym.inference.outcomes import unseen_beside
@@ -125,15 +126,10 @@ class FreeEvaluation:
         level: float = 0.95,
         seed: int = 0,
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs} must be at least 1")
-        if horizon is not None and horizon < 1:
-            raise ValueError(f"horizon={horizon} must be at least 1")
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"gamma={gamma} must be between 0 and 1")
-        if not 0.0 < level < 1.0:
-            raise ValueError(f"level={level} must be between 0 and 1")
-        self.horizon, self.gamma, self.level = horizon, gamma, level
+        whole("num_envs", num_envs)
+        whole("seed", seed, 0)
+        self.horizon = None if horizon is None else whole("horizon", horizon)
+        self.gamma, self.level = discount(gamma), confidence(level)
         self.record = TrackRecord()
         self.stream = Stream(num_envs, -(-2 * _WIDE // num_envs))
         self._task = None if horizon is None else Task(horizon, gamma, action_bounds)

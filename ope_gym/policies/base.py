@@ -514,7 +514,8 @@ def resolve_policy(policies: Sequence[Policy], target: Target, name: str = "targ
     if isinstance(policy, UnavailablePolicy):
         raise ValueError(
             f"{name} is {target!r}, but policy {number} cannot be asked for probabilities "
-            f"({policy!r}): {policy.remedy}. Or give the policy itself"
+            f"({policy!r}): {policy.remedy}. Or give the policy itself (on the command line "
+            "--target package.module:function, which returns it)"
         )
     return policy
 

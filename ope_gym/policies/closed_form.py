@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
+from ope_gym.arguments import probability
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
 from ope_gym.policies.base import Finite, Gaussian, register_policy
@@ -180,12 +181,11 @@ class EpsilonGreedyTable(Finite):
                 f"greedy is {greedy.dtype} of shape {greedy.shape}: give one integer per state"
             )
         within("greedy", greedy, n_actions)
-        if not 0.0 <= self.epsilon <= 1.0:
-            raise ValueError(f"epsilon is {self.epsilon}: a probability is in 0 … 1")
+        epsilon = probability("epsilon", self.epsilon)
         greedy = greedy.astype(np.int64)
         greedy.setflags(write=False)
         object.__setattr__(self, "greedy", greedy)
-        object.__setattr__(self, "epsilon", float(self.epsilon) + 0.0)
+        object.__setattr__(self, "epsilon", epsilon + 0.0)
         object.__setattr__(self, "n_actions", n_actions)
 
     @classmethod

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ope_gym.arguments import probability
 from ope_gym.arrays import FloatArray
 from ope_gym.batches import Tree
 from ope_gym.policies.base import Finite, Gaussian, Snapshot, register_policy
@@ -227,9 +228,7 @@ class EpsilonGreedyMlp(_NetworkPolicy, Finite):
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(f"epsilon is {self.epsilon}: it is a probability")
-        object.__setattr__(self, "epsilon", float(self.epsilon))
+        object.__setattr__(self, "epsilon", probability("epsilon", self.epsilon))
 
     def probs(self, observations: Tree) -> FloatArray:
         """Return ε/A for each action, and 1 - ε more for the greedy one; shape (n, A)."""

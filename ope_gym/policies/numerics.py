@@ -6,7 +6,6 @@ Shapes: K policies, n rows, d features, A actions.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
+from ope_gym.arguments import refusal, whole
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.batches import Tree
 
@@ -27,7 +27,10 @@ _FAR = 10.0  # standard deviations at which a standardised number is clipped
 
 def parameters(name: str, value: ArrayLike, ndim: int) -> FloatArray:
     """Return a read-only float64 copy of a policy's parameter; raise if it is not finite."""
-    array = np.array(value, dtype=np.float64, order="C")
+    try:
+        array = np.array(value, dtype=np.float64, order="C")
+    except (TypeError, ValueError):
+        raise refusal(name, value, "give an array of numbers") from None
     if array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}: give it {ndim} axes")
     if not np.isfinite(array).all():
@@ -123,17 +126,9 @@ def same_shape(name: str, arrays: Sequence[NDArray[Any]]) -> None:
         )
 
 
-def positive(name: str, value: int) -> int:
-    """Return a whole number; raise if it is below 1."""
-    number = operator.index(value)
-    if number < 1:
-        raise ValueError(f"{name} is {number}: it must be at least 1")
-    return number
-
-
 def action_count(value: int) -> int:
     """Return a number of actions; raise if no array of their probabilities could be made."""
-    number = positive("n_actions", value)
+    number = whole("n_actions", value)
     if number > MOST_ACTIONS:
         raise ValueError(f"n_actions is {number:,}: there can be {MOST_ACTIONS:,} at most")
     return number

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ope_gym.arguments import shortened
 from ope_gym.arrays import FloatArray, IntArray, folds_within
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.estimators.chunks import Weighted
@@ -114,12 +115,6 @@ class Files:
             values, fold = fit_chunks(job, model, ids, survey.roster.longest, self._workers)
             job = dataclasses.replace(job, q=values)
         return reduce_in_passes(job, self._workers, ids, fold), None
-
-
-def shortened(value: object) -> str:
-    """Return how an argument reads in a message; of a long one, its type."""
-    text = repr(value)
-    return text if len(text) < 60 else f"a {type(value).__name__}"
 
 
 # Passes ------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer import event_file_writer
 
+from ope_gym.arguments import whole
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -68,10 +70,11 @@ class EventLog:
 
     def add(self, summary: Summary, step: int) -> None:
         """Write a summary of this step."""
+        step = whole("step", step, 0)
         if self.folder is None:
-            self._writer._get_file_writer().add_summary(summary, int(step))
+            self._writer._get_file_writer().add_summary(summary, step)
             return
-        event = event_pb2.Event(wall_time=time.time(), step=int(step), summary=summary)
+        event = event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
         self._writer.add_event(event)
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ope_gym.arguments import real, whole
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
@@ -45,10 +46,10 @@ def forest_figure(
     """
     if not evaluations:
         raise ValueError("evaluations is empty: give at least one to draw")
-    if truth is not None and not math.isfinite(truth):
-        raise ValueError(f"truth is {truth}; give a finite value, or None if it is unknown")
-    if not (math.isfinite(truth_error) and truth_error >= 0):
-        raise ValueError(f"truth_error is {truth_error}; give its standard error, 0 if it is exact")
+    if truth is not None:
+        real("truth", truth, "give a finite value, or None if it is unknown")
+    known = "give its standard error, 0 if it is exact"
+    real("truth_error", truth_error, known, lambda x: 0.0 <= x < math.inf)
     band = [] if truth is None else [truth - 2 * truth_error, truth + 2 * truth_error]
     limits = _limits([e for evaluation in evaluations for e in evaluation.values()], band)
     rows = max(len(evaluation) for evaluation in evaluations)
@@ -74,8 +75,7 @@ def ranking_figure(
         chances: Probability of each to be the best; NaN if unknown.
         limit: Policies drawn; the number of the others is told in words.
     """
-    if limit < 1:
-        raise ValueError(f"limit is {limit}; draw at least 1 policy")
+    whole("limit", limit, expected="draw at least 1 policy")
     shown = dict(list(estimates.items())[:limit])
     best = next(iter(shown.values()))
     row = 0.3 if len(shown) <= 14 else 0.2

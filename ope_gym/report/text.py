@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -230,9 +231,13 @@ def bases(verdicts: Mapping[str, Verdict]) -> list[str]:
 
 
 def wrap(text: str, indent: str = "    ") -> str:
-    """Break text into lines of at most 100 characters, all but the first indented."""
+    """Break text into lines of at most 100 characters, or those of a narrower terminal.
+
+    All but the first are indented.
+    """
+    width = min(100, shutil.get_terminal_size((100, 24)).columns)
     kept = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)  # stays with its number
-    lines = textwrap.fill(kept, 100, subsequent_indent=indent, break_on_hyphens=False)
+    lines = textwrap.fill(kept, width, subsequent_indent=indent, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}%", " %")
 
 

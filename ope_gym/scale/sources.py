@@ -403,7 +403,7 @@ def _listed(episodes: Any) -> list[Any]:
             "give a list of files, of trajectories or of functions that make them"
         )
     if isinstance(episodes, np.ndarray):  # of paths
-        return list(np.atleast_1d(episodes).tolist())
+        episodes = np.atleast_1d(episodes).tolist()
     if isinstance(episodes, str | os.PathLike | TableFiles) or callable(episodes):
         return [episodes]
     table = isinstance(episodes, Mapping) or hasattr(episodes, "columns")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from ope_gym.arrays import positive
+from ope_gym.arguments import whole
 from ope_gym.scale import ray
 
 _IDLE = 20  # seconds after which processes end that nobody gives work, their parent killed perhaps
@@ -40,10 +40,7 @@ class Workers:
     ray: bool | str | None = False
 
     def __post_init__(self) -> None:
-        if not positive(self.count):
-            raise ValueError(
-                f"workers is {self.count!r}: give a whole number of workers, 1 or more"
-            )
+        whole("workers", self.count, expected="give a whole number of workers, 1 or more")
         if self.ray == "" or not (self.ray is None or isinstance(self.ray, bool | str)):
             raise ValueError(
                 f"ray is {self.ray!r}: give True, an address such as 'auto' or 'host:port', or "

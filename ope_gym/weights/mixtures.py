@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray, positive
+from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy
 from ope_gym.policies.estimated import estimated_folds
@@ -60,12 +60,7 @@ def group_size(mixture: str | int, behaviours: int) -> int:
         return behaviours if behaviours <= LIMIT else SIZE
     if mixture == "all":
         return behaviours
-    if not (size := positive(mixture)):
-        raise ValueError(
-            f"mixture is {mixture!r}; give 'all', 'auto' or the largest number of behaviours in a "
-            f"mixture, such as {SIZE}"
-        )
-    return min(size, behaviours)
+    return min(int(mixture), behaviours)
 
 
 def groups_of(behaviours: Behaviours, policies: Sequence[Policy], mixture: str | int) -> IntArray:
