@@ -51,8 +51,8 @@ class DeepAgent:
         from stable_baselines3.common.env_util import make_vec_env
         from stable_baselines3.common.logger import configure
 
-        from wrappers.sb3 import OPECallback
-        from wrappers.sb3.snapshots import why_no_snapshot, why_only_fresh
+        from wrappers.sb3 import OPECallback, Recording
+        from wrappers.sb3.snapshots import why_not_recorded
 
         torch.set_num_threads(1)  # networks this small gain nothing from more
         make_plain = _without_tuples(make_env)
@@ -72,14 +72,14 @@ class DeepAgent:
         self.model = algorithm(network, envs, seed=seed, device="cpu", **settings)
         self.model.set_logger(configure(str(folder), ["tensorboard"]))
         self._fresh_envs = make_vec_env(make_plain, count, seed=seed + 1000)
-        recorded = not why_no_snapshot(self.model)
+        recorded = not why_not_recorded(self.model)
         self.callback = OPECallback(
-            self._fresh_envs if why_only_fresh(self.model) else None,
+            self._fresh_envs if off_policy else None,
             n_eval_episodes=_FRESH,
             gamma=gamma,
             level=level,
-            estimators=estimators if recorded else None,
             path=folder / "episodes.ope" if recorded else None,
+            recording=Recording(estimators=estimators) if recorded else None,
         )
 
     def learn(self, stop: Callable[[], bool]) -> None:

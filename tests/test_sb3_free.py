@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import errno
-import math
 import os
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 pytest.importorskip("stable_baselines3")
+pytest.importorskip("sb3_contrib")
 
+import sb3_contrib
+import stable_baselines3
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -28,20 +33,25 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.noise import (
+    NormalActionNoise,
+    OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
+)
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ope_gym.online import FreeEstimate
 from ope_gym.online.fresh import fresh_value
 from ope_gym.online.stream import Window
+from ope_gym.policies.acting import Squashed
 from ope_gym.report.free_values import in_words
-from wrappers.sb3 import OPECallback
-from wrappers.sb3.checkpoints import Checkpoints, Progress, selection_bias, winning_chance
-from wrappers.sb3.closing import closing_lines, leading, weighted_line
+from wrappers.sb3 import OPECallback, Recording
+from wrappers.sb3.checkpoints import Checkpoints, Progress, smooth
+from wrappers.sb3.closing import closing_lines
 from wrappers.sb3.convert import load_policy
-from wrappers.sb3.fresh import Tally
 from wrappers.sb3.saved import Patience, SavedModels
-from wrappers.sb3.schedule import affordable_spacing
+from wrappers.sb3.schedule import spacing
 from wrappers.sb3.snapshots import snapshot
 
 
@@ -57,10 +67,10 @@ def envs(name: str, n: int = 2, limit: int = 30) -> VecEnv:
     return make_vec_env(name, n, seed=0, env_kwargs={"max_episode_steps": limit})
 
 
-def ppo(env: Any, **options: Any) -> PPO:
+def ppo(env: Any, kind: str = "MlpPolicy", **options: Any) -> PPO:
     chosen: dict[str, Any] = {"n_steps": 64, "n_epochs": 1, "batch_size": 64, "seed": 0}
     small = {"net_arch": [8]}
-    return PPO("MlpPolicy", env, policy_kwargs=small, device="cpu", **(chosen | options))
+    return PPO(kind, env, policy_kwargs=small, device="cpu", **(chosen | options))
 
 
 def a2c(env: Any) -> A2C:
@@ -146,8 +156,8 @@ def began(window: Window) -> list[int]:
 def test_a_training_that_goes_on_keeps_its_open_episodes() -> None:
     model, ope = ppo(envs("Pendulum-v1")), OPECallback(verbose=0)
     model.learn(128, callback=ope)
-    assert ope._free is not None
-    stream = ope._free.free.stream
+    assert ope._steps is not None
+    stream = ope._steps.free.stream
     model.learn(128, callback=ope, reset_num_timesteps=False)
     window = stream.window(0, stream.clock)
     assert began(window) == [0, 30, 60, 90, 120] * 2  # 64 steps, then 64 more
@@ -166,52 +176,6 @@ class _StopAt(BaseCallback):
         return self.num_timesteps < self._timesteps
 
 
-def test_long_trainings_are_valued_about_fifty_times() -> None:
-    model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(budget=1.0, verbose=0)
-    model.learn(600_000, callback=CallbackList([ope, _StopAt(12_100)]))
-    assert ope.evaluations[0].timesteps == 12_000
-
-
-def test_evaluations_are_spaced_by_a_share_of_the_training() -> None:
-    """In counted milliseconds: (count + 1) evaluations would take more than the share."""
-    cheap, dear = a2c(envs("CartPole-v1", 8)), ppo(envs("CartPole-v1", 8), n_epochs=10)
-    for model, updates in ((cheap, 1), (dear, 10 * 8)):
-        work = 0.42 * model.n_steps + 1.5 * updates  # of a rollout
-        work *= 1_000_000 / (8 * model.n_steps)
-        free = 0.03 * work - 0.008 * 1_000_000 / 8  # for evaluations
-        again = 25.0 + 0.5 * (15 + 30) + 1e-3 * 15**2
-        first = again + 10.0 + 0.11 * 30 + 0.5 * 30
-        count = 1_000_000 / affordable_spacing(model, 30, 1_000_000, 0.03)
-        assert count * first + (count - 1) * again <= free * 1.001
-        assert (count + 1) * first + count * again > free * 0.999
-    spacings = [affordable_spacing(cheap, 30, t, 0.03) for t in (1000, 10**6, 10**7, 10**8)]
-    assert spacings[0] == 1000  # the last evaluation alone
-    np.testing.assert_allclose(spacings[1:], spacings[1], rtol=0.05)  # however long the training is
-    ratio = affordable_spacing(dear, 30, 10**6, 0.03) / spacings[1]
-    cheap_step, dear_step = 0.03 * (0.42 + 1.5 / 5), 0.03 * (0.42 + 1.5 * 80 / 64)
-    assert ratio == pytest.approx((cheap_step - 0.008) / (dear_step - 0.008), rel=0.05)
-    assert affordable_spacing(cheap, None, 10**6, 0.03) < spacings[1]  # nothing is simulated
-
-
-def test_the_spacing_holds_unless_the_user_says_when(capsys: pytest.CaptureFixture[str]) -> None:
-    model = a2c(envs("CartPole-v1", 8))
-    half = 12_000 - 20  # two evaluations at least; the end of the rollout that is nearest
-    for options, every in (({}, half), ({"eval_freq": 2000}, 2000), ({"budget": 0.5}, 10_000)):
-        ope = OPECallback(**options)
-        model.learn(24_000, callback=CallbackList([ope, _StopAt(400)]))
-        assert ope._every == every
-        assert len(ope.evaluations) == 1  # at the end
-        said = (
-            "2 in all, which take more than 3 % of the CPU time: eval_freq"
-            in capsys.readouterr().out
-        )
-        assert said == (not options)
-    budgets: tuple[Any, ...] = (0, -1.0, math.inf, math.nan, "0.03", None)
-    for budget in budgets:
-        with pytest.raises(ValueError, match=r"budget=.* must be a number above 0: 0\.03 stands"):
-            OPECallback(budget=budget)
-
-
 def test_short_rollouts_are_valued_and_settle() -> None:
     model, ope = a2c(envs("CartPole-v1", 8)), OPECallback(eval_freq=4000, verbose=0)
     model.learn(16_000, callback=ope)
@@ -223,202 +187,10 @@ def test_short_rollouts_are_valued_and_settle() -> None:
 # The best policy -----------------------------------------------------------------------------
 
 
-def estimate(timesteps: int, value: float, error: float, *, settled: bool = False) -> FreeEstimate:
-    ends = value - 2 * error, value + 2 * error
-    return FreeEstimate(timesteps, value, error, *ends, settled, 10.0, 5, {})
-
-
-def test_the_best_has_the_highest_lower_end_or_value() -> None:
-    given = [estimate(1, 10.0, 1.0), estimate(2, 14.0, 4.0), estimate(3, 12.0, 0.5)]
-    for select, new, best in (("lower", [True, False, True], 3), ("value", [True, True, False], 2)):
-        found = Checkpoints(select)
-        assert [found.add(e) for e in given] == new
-        assert found.leader == best
-    assert found.revise(estimate(1, 20.0, 1.0, settled=True))
-    assert found.estimate.value == 20.0
-    assert not found.revise(estimate(9, 99.0, 1.0))  # of a policy that is not known
-
-
-def test_a_leader_that_falls_gives_way_to_the_best_that_is_settled() -> None:
-    found = Checkpoints("lower")
-    assert found.add(estimate(1, 60.0, 5.0))
-    assert not found.revise(estimate(1, 60.0, 4.0, settled=True))
-    assert found.add(estimate(2, 100.0, 10.0))
-    assert found.contenders() == {1, 2}
-    assert found.revise(estimate(2, 40.0, 5.0, settled=True))
-    assert found.leader == 1
-    assert found.contenders() == {1}
-
-
-def test_counting_anew_keeps_the_best_of_before() -> None:
-    found = Checkpoints("value")
-    found.add(estimate(500, 9.0, 1.0))
-    found.begin_again()
-    assert not found.add(estimate(500, 3.0, 1.0))
-    assert found.estimate.value == 9.0
-    assert found.add(estimate(600, 10.0, 1.0))
-
-
-def test_values_without_an_error_are_chosen_by_themselves() -> None:
-    found, progress = Checkpoints("lower"), Progress(2)
-    for step, value in enumerate((10.0, 50.0, 40.0, 300.0, 200.0)):
-        found.add(estimate(step, value, np.inf))
-        assert not progress.is_over(estimate(step, value, np.inf))
-    assert found.leader == 3
-    best = found.best()
-    assert best is not None
-    assert 0.05 < best.probability < 0.9
-
-
-@pytest.mark.parametrize(
-    ("truth", "raw"),
-    [(np.zeros(20), 1.87), (np.append(np.linspace(-20, 0, 10), np.zeros(10)), 1.54)],
-    ids=["equal", "ramp, then plateau"],
-)
-def test_the_correction_takes_out_nearly_all_of_the_winners_curse(
-    truth: np.ndarray, raw: float
-) -> None:
-    """The mean of the largest of 20 or 10 normal numbers is 1.87 or 1.54."""
-    rng = np.random.default_rng(0)
-    left, errors = [], np.ones(20)
-    for _ in range(150):
-        values = truth + rng.standard_normal(20)
-        best = int(np.argmax(values))
-        curse = selection_bias(values, errors, np.zeros(20))
-        left.append((values[best] - truth[best], values[best] - curse - truth[best]))
-    before, after = np.mean(left, axis=0)
-    noise = np.std(left, axis=0) / np.sqrt(150)
-    assert before == pytest.approx(raw, abs=4 * noise[0])
-    assert abs(after) < 0.1 * raw + 4 * noise[1]
-
-
-def test_the_value_of_the_chosen_one_is_corrected() -> None:
-    """Policies of one value: the highest of k estimates is too high by the mean of a maximum."""
-    found = Checkpoints("value")
-    for step in range(1, 3):
-        found.add(estimate(step, 5.0, 1.0))
-    best = found.best()
-    assert best is not None
-    assert best.probability == pytest.approx(0.5, abs=1e-6)
-    # mean of the larger of two standard normals is 1/sqrt(pi); 1,000 draws: error 0.026
-    assert best.value == pytest.approx(5.0 - np.pi**-0.5, abs=4 * 0.026)
-    alone = Checkpoints("value")
-    alone.add(estimate(1, 5.0, 1.0))
-    only = alone.best()
-    assert only is not None
-    assert only.value == pytest.approx(5.0)
-    assert only.probability == pytest.approx(1.0)
-
-
-def test_the_closing_lines_name_the_policy_to_keep() -> None:
-    found = Checkpoints("lower")
-    found.add(estimate(100, 50.0, 1.0))
-    found.add(estimate(200, 49.0, 3.0))
-    lines = closing_lines(
-        estimate(200, 49.0, 3.0),
-        found.best(),
-        level=0.95,
-        regime="in-sample",
-        deterministic=False,
-        saved="It is in best/best_model.zip.",
-    )
-    assert lines[0].startswith("The policy after 200 timesteps is worth 49.0 (95 %: 43.0 to 55.0)")
-    assert lines[1].startswith("The one to keep is the policy after 100 timesteps, worth 4")
-    # P(N(50, 1) > N(49, 3)) = Phi(1 / sqrt(10))
-    assert lines[1].endswith(
-        "of 2 it is the best with probability 62.4 %. It is in best/best_model.zip."
-    )
-
-
-def test_where_no_policy_stands_out_the_closing_lines_say_so() -> None:
-    """Among equals, none of which can be worth less than -200."""
-    found = Checkpoints("value")
-    for step in (1, 2, 3):
-        found.add(replace(estimate(step, -200.0, 2.0), low=-200.0, bounds=(-200.0, -100.0)))
-    best, last = found.best(), estimate(3, -200.0, 2.0)
-    assert best is not None
-    assert best.value == -200.0
-    how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
-    how["select"] = "value"
-    lines = closing_lines(last, best, **how, saved="")
-    assert lines[1].startswith(
-        "The best guess is the policy after 1 timesteps, worth -200.0 (95 %: -200.0 to -19"
-    )
-    assert lines[2].endswith("none was played for this.")
-    learned = replace(last, timesteps=1, shares={"advantages": 0.3, "simulation": 0.7})
-    lines = closing_lines(learned, best, **how, saved="")
-    assert lines[1].startswith(
-        "The best guess is this one: it has the highest value. Another may be better: of 3 it is"
-    )
-    assert lines[2].endswith("learned from its steps, has 70 % of the weight.")
-
-
-def test_a_choice_that_is_not_the_most_probable_is_called_the_safest() -> None:
-    found = Checkpoints("lower")
-    found.add(replace(estimate(1, -1282.0, 160.0), low=-1730.0, high=-833.0))
-    calm = replace(estimate(2, -1400.0, 40.0), low=-1513.0, high=-1286.0, spread=90.0)
-    assert found.add(calm)
-    assert found.highest == -1282.0
-    assert leading(calm, found.highest) == (
-        " The safest choice so far: its interval has the highest lower end."
-    )
-    assert leading(calm, calm.value) == " The best so far."
-    lines = closing_lines(calm, found.best(), level=0.95, regime="", deterministic=False, saved="")
-    assert lines[1].startswith(
-        "The safest choice is this one: its interval has the highest lower end. Another may be "
-        "better: of 2 it is the best with probability 23."
-    )
-
-
-def test_a_red_value_is_not_praised() -> None:
-    found = Checkpoints("lower")
-    found.add(estimate(1, 50.0, 1.0))
-    red = replace(estimate(2, 159.0, 20.0), spread=20.0)
-    found.add(red)
-    assert leading(red, 159.0) == ""
-    how: dict[str, Any] = {"level": 0.95, "regime": "in-sample", "deterministic": False}
-    assert closing_lines(red, found.best(), **how, saved="It is in best_model.zip.")[1] == (
-        "No policy can be called the best: this one has a red value, but its interval has the "
-        "highest lower end. It is in best_model.zip."
-    )
-    later = closing_lines(estimate(3, 60.0, 1.0), found.best(), **how, saved="")[1]
-    assert later.startswith("No policy can be called the best: the one after 2 timesteps has a red")
-
-
-def test_the_closing_report_says_why_it_differs() -> None:
-    assert "far less sure than the value above" in weighted_line(free=True)
-    assert "value above" not in weighted_line(free=False)
-
-
 def test_a_training_in_which_no_episode_ends_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     env = make_vec_env("Pendulum-v1", 1, seed=0)
     PPO("MlpPolicy", env, n_steps=64, seed=0, device="cpu").learn(64, callback=OPECallback())
-    assert capsys.readouterr().out.startswith("No episode has ended in 64 timesteps, so nothing")
-
-
-def test_chances_are_those_of_normal_numbers() -> None:
-    values, errors = np.array([1.0, 0.5, -1.0]), np.array([0.5, 1.0, 2.0])
-    found = [winning_chance(values, errors, i) for i in range(3)]
-    drawn = np.random.default_rng(0).normal(values, errors, (200_000, 3)).argmax(axis=1)
-    expected = np.bincount(drawn) / len(drawn)
-    np.testing.assert_allclose(found, expected, atol=4 * 0.5 / np.sqrt(len(drawn)))
-    assert selection_bias(values, np.zeros(3), np.zeros(3)) == 0.0
-
-
-def test_progress_ends_when_values_rise_by_less_than_their_error() -> None:
-    progress = Progress(2)
-    # 10 -> 11 is within the joint error of 1.41, 10 -> 11.5 is not
-    assert [
-        progress.is_over(estimate(i, v, 1.0)) for i, v in enumerate((10, 11, 11.5, 12, 12.9))
-    ] == [
-        False,
-        False,
-        False,
-        False,
-        True,
-    ]
-    never = Progress(None)
-    assert not any(never.is_over(estimate(i, 0.0, 1.0)) for i in range(9))
+    assert "\nNo episode has ended in 64 timesteps, so nothing" in capsys.readouterr().out
 
 
 def test_the_best_model_is_saved_and_told(tmp_path: Path) -> None:
@@ -441,7 +213,6 @@ def test_the_best_model_is_saved_and_told(tmp_path: Path) -> None:
         log_path=tmp_path / "logs",
         callback_on_new_best=Told(),
         callback_after_eval=after,
-        select="value",
         verbose=0,
     )
     model = ppo(envs("CartPole-v1"))
@@ -449,8 +220,7 @@ def test_the_best_model_is_saved_and_told(tmp_path: Path) -> None:
     assert after.n_calls == len(ope.evaluations) == 4
     best = ope.best
     assert best is not None
-    assert told == sorted(told)
-    assert told[-1] == best.estimate.value == max(e.value for e in ope.evaluations)
+    assert told[-1] == best.estimate.value == ope.best_mean_reward
     loaded = PPO.load(tmp_path / "best" / "best_model.zip", device="cpu")
     assert loaded.num_timesteps == best.timesteps
     saved = np.load(tmp_path / "logs" / "evaluations.npz")
@@ -466,9 +236,7 @@ def test_a_full_disk_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     """Of the folders of models and evaluations; the files follow when there is room again."""
-    ope = OPECallback(
-        eval_freq=1, best_model_save_path=tmp_path, log_path=tmp_path, select="value", verbose=0
-    )
+    ope = OPECallback(eval_freq=1, best_model_save_path=tmp_path, log_path=tmp_path, verbose=0)
     model, right, full = ppo(envs("CartPole-v1")), getattr(os, fails), [True]
 
     model.set_logger(configure(None, []))  # SB3's own folders are not ours
@@ -545,7 +313,9 @@ def test_two_trainings_with_one_folder_do_not_mix_their_models(tmp_path: Path) -
 
     def save(i: int) -> None:
         for _ in range(40):
-            several[i].keep(models[i], 1, best=True, pending=False)
+            several[i].keep(models[i], 1)
+            several[i].promote(1)
+            several[i].write({1})
 
     threads = [threading.Thread(target=save, args=(i,)) for i in range(2)]
     for thread in threads:
@@ -586,15 +356,6 @@ def test_a_policy_is_settled_by_steps_that_follow_its_rollout() -> None:
     assert [known[t].settled for t in known] == [True, True, True, False]
 
 
-def test_rare_evaluations_settle_between_them() -> None:
-    """The steps of the first policy would be forgotten before the second evaluation."""
-    ope = OPECallback(eval_freq=70_000, verbose=0)
-    model = ppo(envs("CartPole-v1", 16), n_steps=256, batch_size=4096, n_epochs=1)
-    model.learn(80_000, callback=ope)
-    assert len(ope.evaluations) == 2
-    assert [e.timesteps for e in ope.settled] == [ope.evaluations[0].timesteps]
-
-
 def test_training_stops_when_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     model = ppo(envs("CartPole-v1"), learning_rate=1e-9)
     model.learn(10_000, callback=OPECallback(eval_freq=1, stop_after=2))
@@ -623,35 +384,7 @@ def test_a_callback_that_ended_the_training_is_not_called_again() -> None:
     assert (len(ope.evaluations), stops.n_calls) == (4, 2)
 
 
-def test_deterministic_episodes_are_another_quantity(capsys: pytest.CaptureFixture[str]) -> None:
-    ope = OPECallback(envs("CartPole-v1"), deterministic=True, eval_freq=1)
-    ppo(envs("CartPole-v1")).learn(256, callback=ope)
-    assert len(ope.fresh) == len(ope.evaluations) == 2
-    assert all("fresh" not in e.shares for e in ope.evaluations)
-    assert ope.best is not None
-    assert ope.best.estimate in ope.fresh
-    assert "The deterministic policy after 256 timesteps is worth" in capsys.readouterr().out
-
-
 # Fresh episodes ------------------------------------------------------------------------------
-
-
-def test_episodes_are_tallied_in_fixed_shares() -> None:
-    tally = Tally(3, 2, 0.5)  # two of the first sub-env, one of the second
-    script = [  # rewards, dones
-        ([1.0, 8.0], [False, True]),
-        ([4.0, 8.0], [True, True]),
-        ([2.0, 8.0], [True, False]),
-    ]
-    for rewards, dones in script:
-        assert not tally.done
-        infos = [{"is_success": True}, {}]
-        tally.step(np.array(rewards), np.array(dones), infos)
-    assert tally.done
-    played = tally.played()
-    assert played.returns.tolist() == [8.0, 1.0 + 0.5 * 4.0, 2.0]
-    assert played.lengths.tolist() == [1, 2, 1]
-    assert played.successes == [True, True]
 
 
 def test_fresh_values_have_t_intervals() -> None:
@@ -675,17 +408,309 @@ def test_fresh_values_have_t_intervals() -> None:
     assert alone.standard_error == pytest.approx(2 * error)
 
 
-def test_images_are_valued_too() -> None:
-    space = gym.spaces.Box(0, 255, (36, 36, 1), dtype=np.uint8)
-    env: Any = gym.wrappers.TransformObservation(
+# Every learner -------------------------------------------------------------------------------
+
+
+class Dicts(gym.Env[Any, Any]):
+    """Environment with dict observations, or with any action space."""
+
+    def __init__(self, action_space: Any = None) -> None:
+        box: Any = spaces.Box(-1, 1, (1,))
+        self.observation_space = spaces.Dict(x=box) if action_space is None else box
+        self.action_space = spaces.Discrete(2) if action_space is None else action_space
+
+    def action_masks(self) -> Any:
+        return np.array([True, False])
+
+    def reset(self, **_: Any) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), float(np.sum(action)), True, False, {}
+
+
+def images() -> gym.Env[Any, Any]:
+    space = spaces.Box(0, 255, (36, 36, 1), dtype=np.uint8)
+    return gym.wrappers.TransformObservation(
         gym.make("CartPole-v1", max_episode_steps=9),
         lambda x: (100 + 50 * np.resize(x, space.shape)).astype(np.uint8),
         space,
     )
-    model = PPO("CnnPolicy", env, n_steps=64, batch_size=64, n_epochs=1, seed=0, device="cpu")
-    ope = OPECallback(verbose=0)
-    model.learn(64, callback=ope)
-    assert len(ope.evaluations) == 1
-    assert ope._free is not None
-    assert ope._free.free.stream.starts().size == 0  # no frame is kept
-    assert 1 <= ope.evaluations[0].value <= 9
+
+
+def off_policy(name: str, **options: Any) -> Any:
+    kind = getattr(stable_baselines3, name, None) or getattr(sb3_contrib, name)
+    env = envs("CartPole-v1" if "DQN" in name else "Pendulum-v1", 1, limit=20)
+    chosen: dict[str, Any] = {"buffer_size": 500, "learning_starts": 50, "train_freq": 8, "seed": 0}
+    if name in ("TD3", "DDPG"):
+        chosen["action_noise"] = NormalActionNoise(np.zeros(1), np.full(1, 0.3))
+    small = {"net_arch": [8]}
+    return kind("MlpPolicy", env, policy_kwargs=small, device="cpu", **(chosen | options))
+
+
+OFF_POLICY = ["DQN", "QRDQN", "SAC", "TQC", "TD3", "DDPG"]
+
+
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_off_policy_learners_are_valued_from_their_steps(name: str) -> None:
+    weights = []
+    for run in range(2):
+        ope = OPECallback(eval_freq=200, verbose=0)
+        model = off_policy(name)
+        model.learn(400, callback=ope if run else None)
+        weights.append(torch.cat([p.flatten() for p in model.policy.parameters()]))
+    assert torch.equal(*weights)  # the random numbers of the training are left alone
+    assert [e.timesteps for e in ope.evaluations] == [200, 400]
+    assert all(e.low < e.value < e.high for e in ope.evaluations)
+    assert "fresh" not in ope.evaluations[-1].shares
+    assert ope._steps is not None
+    assert ope._steps.unknown == ""
+    assert ope._steps.free.stream.clock == 400
+    both = OPECallback(envs("CartPole-v1" if "DQN" in name else "Pendulum-v1", 1, 20), verbose=0)
+    model.learn(100, callback=both)
+    assert 0.0 < both.evaluations[-1].shares["fresh"] < 1.0
+    assert (len(both.held_out) > 0) is ("DQN" in name)  # where probabilities are known
+
+
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_snapshots_act_as_the_learner_does(name: str) -> None:
+    model = off_policy(name)
+    model.learn(100)
+    rng, seen = np.random.default_rng(0), model.observation_space.sample()
+    many = np.stack([model.observation_space.sample() for _ in range(50)])
+    greedy = snapshot(model, deterministic=True).sample(many, rng)
+    expected = model.predict(many, deterministic=True)[0]
+    np.testing.assert_allclose(greedy, expected, atol=1e-4)
+
+    same, acting = np.repeat(seen[None], 4000, axis=0), snapshot(model)
+    drawn = acting.sample(same, rng)
+    model._last_obs = same
+    noise = model.action_noise and VectorizedActionNoise(model.action_noise, len(same))
+    theirs, _ = model._sample_action(0, noise, len(same))
+    if "DQN" in name:
+        assert np.mean(drawn == 0) == pytest.approx(np.mean(theirs == 0), abs=0.04)
+        return
+    moments: Any = acting
+    mean, variance = moments.action_moments(many[:1])
+    for part in (acting.sample(np.repeat(many[:1], 4000, axis=0), rng),):
+        assert part.mean() == pytest.approx(mean.item(), abs=5 * (variance.item() / 4000) ** 0.5)
+        assert part.var() == pytest.approx(variance.item(), rel=0.15)
+    for quantile in (0.1, 0.5, 0.9):
+        assert np.quantile(drawn, quantile) == pytest.approx(
+            np.quantile(theirs, quantile), abs=0.15
+        )
+
+
+def test_squashed_moments_are_those_of_their_definition() -> None:
+    """u = tanh(mu + sigma z) on [-2, 2], by a fine sum over z."""
+    z = np.linspace(-8, 8, 20_001)
+    weights = np.exp(-0.5 * z**2)
+    for mu, sigma in ((0.3, 0.5), (-1.0, 1.0), (2.0, 0.1)):
+        outputs = np.array([[mu, np.log(sigma)]])
+        policy = Squashed(partial(np.add, outputs), *np.array([[-2.0], [2.0]]))
+        mean, variance = policy.action_moments(np.zeros((1, 2)))
+        actions = 2.0 * np.tanh(mu + sigma * z)
+        expected = np.average(actions, weights=weights)
+        assert mean.item() == pytest.approx(expected, abs=2e-3)
+        spread = np.average((actions - expected) ** 2, weights=weights)
+        assert variance.item() == pytest.approx(spread, rel=0.02)
+
+
+BLIND: dict[str, tuple[Callable[[], Any], str]] = {
+    "gSDE": (lambda: ppo(envs("Pendulum-v1"), use_sde=True), "gSDE .* keeps one noise matrix"),
+    "dicts": (lambda: ppo(Dicts(), kind="MultiInputPolicy"), "observations are dicts"),
+    "actions": (lambda: ppo(Dicts(spaces.MultiDiscrete([2, 2]))), "only Discrete and Box"),
+    "images": (lambda: ppo(images(), kind="CnnPolicy"), "1,296 numbers, such as images"),
+    "masks": (
+        lambda: sb3_contrib.MaskablePPO("MlpPolicy", Dicts(spaces.Discrete(2)), n_steps=64),
+        "MaskableActorCriticPolicy is not derived",
+    ),
+    "recurrent": (
+        lambda: sb3_contrib.RecurrentPPO("MlpLstmPolicy", envs("CartPole-v1"), n_steps=64),
+        "hidden state",
+    ),
+    "noise": (
+        lambda: off_policy("TD3", action_noise=OrnsteinUhlenbeckActionNoise(*np.ones((2, 1)))),
+        "not independent from step to step",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLIND)
+def test_where_nothing_can_be_modelled_returns_count(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, why = BLIND[case]
+    model = make()
+    ope = OPECallback(eval_freq=100)
+    model.learn(200, callback=ope)
+    assert ope.evaluations
+    assert ope._steps is not None
+    assert ope._steps.free.basis.code == "free_returns"
+    out = capsys.readouterr().out
+    assert re.match(
+        rf"Values of \w+ come from the returns of the training \(.*{why}.*no extra", out
+    )
+    with pytest.raises(ValueError, match=rf"{why}.*give an eval_env"):
+        make().learn(10, callback=OPECallback(deterministic=True))
+
+
+@pytest.mark.parametrize("space", [None, spaces.Discrete(2), spaces.MultiDiscrete([2, 2])])
+def test_fresh_episodes_are_played_by_predict_where_there_is_no_snapshot(space: Any) -> None:
+    kind = "MlpPolicy" if space is not None else "MultiInputPolicy"
+    algorithm = sb3_contrib.MaskablePPO if space == spaces.Discrete(2) else PPO
+    model = algorithm(kind, Dicts(space), n_steps=8, batch_size=8, device="cpu", seed=0)
+    ope = OPECallback(Dicts(space), deterministic=True, verbose=0)
+    model.learn(8, callback=ope)
+    (estimate,) = ope.evaluations
+    assert estimate.shares == {"fresh": 1.0}
+    if algorithm is not PPO:
+        assert estimate.value == 0.0  # the other action is masked
+
+
+# The best policy -----------------------------------------------------------------------------
+
+
+def estimate(step: int, value: float, error: float, **more: Any) -> FreeEstimate:
+    ends = value - 2 * error, value + 2 * error
+    shares = {"advantages": 1.0}
+    about: dict[str, Any] = {"settled": False, "spread": 10.0, "episodes": 9, "shares": shares}
+    return FreeEstimate(step, value, error, *ends, **(about | more))
+
+
+def test_a_random_walk_is_smoothed_as_by_its_definition() -> None:
+    """With dense matrices, and tau by a fine search."""
+    rng = np.random.default_rng(1)
+    truth = np.cumsum(rng.normal(0, 3, 12))
+    errors = rng.uniform(1, 4, 12)
+    values = truth + errors * rng.standard_normal(12)
+    later = np.maximum.outer(np.arange(12), np.zeros(12))
+    walk = np.minimum(later, later.T)  # covariance of the walk, in units of tau^2
+
+    def fit(tau: float) -> tuple[float, NDArray[np.float64]]:
+        level = 1e6  # nearly nothing is known of where it begins
+        covariance = tau**2 * walk + level
+        total = covariance + np.diag(errors**2)
+        solved = np.linalg.solve(total, values)
+        return -0.5 * float(np.linalg.slogdet(total)[1] + values @ solved), covariance @ solved
+
+    scale = np.hypot(np.ptp(values), errors.max())
+    best = max((fit(scale * tau) for tau in np.geomspace(1e-3, 10, 30)), key=lambda x: x[0])
+    np.testing.assert_allclose(smooth(values, errors)[0], best[1], atol=1e-2)
+    drawn = smooth(values, errors, 4000)[1]
+    np.testing.assert_allclose(drawn.mean(axis=1), best[1], atol=0.3)
+
+
+def test_a_wide_band_does_not_make_the_worst_policy_the_choice() -> None:
+    """The lowest end of a narrow band is no reason; nor is a high value that nothing supports."""
+    found = Checkpoints()
+    assert found.add(estimate(1, 10.0, 1.0))
+    for step, value, error in ((2, 60.0, 40.0), (3, 80.0, 45.0), (4, 75.0, 40.0)):
+        found.add(estimate(step, value, error))
+    assert found.leader != 1
+    lucky = Checkpoints()
+    for step, value, error in ((1, 50.0, 3.0), (2, 52.0, 3.0), (3, 51.0, 3.0), (4, 70.0, 30.0)):
+        lucky.add(estimate(step, value, error))
+    best = lucky.best()
+    assert best is not None
+    assert best.value < 56.0
+
+
+def test_values_without_an_error_are_chosen_by_themselves() -> None:
+    found, progress = Checkpoints(), Progress(2)
+    for step, value in enumerate((10.0, 50.0, 40.0, 300.0, 200.0)):
+        found.add(estimate(step, value, np.inf))
+        assert not progress.is_over(estimate(step, value, np.inf))
+    assert found.leader == 3
+    best = found.best()
+    assert best is not None
+    assert 0.05 < best.probability < 0.9
+
+
+def test_a_leader_that_falls_gives_way() -> None:
+    found = Checkpoints()
+    assert found.add(estimate(1, 60.0, 5.0))
+    assert found.add(estimate(2, 100.0, 10.0))
+    assert not found.revise(estimate(9, 99.0, 1.0))  # of a policy that is not known
+    assert found.revise(estimate(2, 40.0, 1.0, settled=True))
+    assert found.leader == 1
+    assert {1, 2} <= found.held
+    found.begin_again()
+    assert not found.add(estimate(1, 3.0, 1.0))
+    assert found.estimate.value == 60.0
+
+
+def test_the_closing_lines_name_the_policy_to_keep() -> None:
+    found = Checkpoints()
+    found.add(estimate(100, 70.0, 1.0))
+    found.add(estimate(200, 49.0, 3.0))
+    lines = closing_lines(
+        estimate(200, 49.0, 3.0), found.best(), level=0.95, saved="It is in best/best_model.zip."
+    )
+    assert lines[0].startswith("The policy after 200 timesteps is worth 49.0 (95 %: 43.0 to 55.0)")
+    assert lines[1].startswith("The one to keep is the policy after 100 timesteps, worth 70")
+    assert lines[1].endswith("best with probability >99.9 %. It is in best/best_model.zip.")
+    assert lines[2].endswith("none was played for this.")
+    learned = estimate(200, 49.0, 3.0, shares={"advantages": 0.3, "simulation": 0.7})
+    last = closing_lines(learned, found.best(), level=0.95, saved="")[-1]
+    assert last.endswith("learned from its steps, has 70 % of the weight.")
+
+    red = Checkpoints()
+    for step in (1, 2):
+        red.add(estimate(step, 10.0 * step, 20.0, spread=20.0))
+    words = closing_lines(estimate(2, 20.0, 20.0, spread=20.0), red.best(), level=0.95, saved="")[1]
+    assert words.startswith("No policy can be called the best: this one has the highest value")
+
+
+def test_progress_ends_when_values_rise_by_less_than_their_error() -> None:
+    progress = Progress(2)
+    # 10 -> 11 is within the joint error of 1.41, 10 -> 11.5 is not
+    values = (10, 11, 11.5, 12, 12.9)
+    ends = [progress.is_over(estimate(i, v, 1.0)) for i, v in enumerate(values)]
+    assert ends == [False, False, False, False, True]
+    assert not any(Progress(None).is_over(estimate(i, 0.0, 1.0)) for i in range(9))
+
+
+# When, and with what -------------------------------------------------------------------------
+
+
+def test_evaluations_are_spaced_by_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    cheap, dear = a2c(envs("CartPole-v1", 8)), ppo(envs("CartPole-v1", 8), n_epochs=10)
+    for model in (cheap, dear, off_policy("SAC")):
+        model._total_timesteps = 1_000_000
+        assert 10_000 <= spacing(model, 30) <= 500_000
+    assert spacing(cheap, 30) > spacing(dear, 30) == 20_000  # fifty are enough
+    assert spacing(cheap, None) < spacing(cheap, 500)  # nothing is simulated
+    cheap._total_timesteps = 24_000
+    assert spacing(cheap, 30) == 12_000 - 20  # two at least; at the end of the nearest rollout
+    ope = OPECallback(eval_freq=2000)
+    cheap.learn(24_000, callback=CallbackList([ope, _StopAt(400)]))
+    assert len(ope.evaluations) == 1  # at the end
+    assert "about every 2,000 timesteps (eval_freq)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ({"eval_frequency": 9}, r"'eval_frequency': did you mean eval_freq\?"),
+        ({"render": True}, "EvalCallback has no counterpart, leave it out"),
+        ({"window": 9}, r"OPECallback\(recording=Recording\(window=\.\.\.\)\)"),
+        ({"best_model_path": "x"}, "did you mean best_model_save_path"),
+        ({"zzz": 1}, "there are eval_env, callback_on_new_best"),
+    ],
+)
+def test_unknown_arguments_are_answered_with_known_ones(wrong: dict[str, Any], hint: str) -> None:
+    with pytest.raises(TypeError, match=hint):
+        OPECallback(**wrong)
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    for name in ("n_eval_episodes", "eval_freq", "stop_after"):
+        with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+            OPECallback(**{name: 0})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"eval_env is 'CartPole-v1': .*gym\.make"):
+        OPECallback("CartPole-v1")
+    with pytest.raises(ValueError, match="window=0 must be at least 1"):
+        Recording(window=0)
+    with pytest.raises(RuntimeError, match=r"call model\.learn first"):
+        _ = OPECallback().policy

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray
 from ope_gym.policies.base import as_policy
 
 _DRAWS = 32  # actions drawn for the moments of a policy that cannot tell them
+# Nine nodes integrate a squashed normal number to 1e-3 of its range, even where it saturates.
+_NODES, _WEIGHTS = hermegauss(9)
+_LOG_STD = (-20.0, 2.0)  # to which SAC and TQC clip it
 
 
 class ActingPolicy(Protocol):
@@ -59,3 +65,82 @@ def action_moments(
     drawn = [np.asarray(policy.sample(observations, rng)) for _ in range(_DRAWS)]
     stacked = np.stack(drawn).reshape(_DRAWS, len(observations), -1)
     return stacked.mean(axis=0), stacked.var(axis=0, ddof=1)
+
+
+@dataclass(frozen=True)
+class Argmax:
+    """The most probable of finitely many actions of a policy."""
+
+    policy: Any
+
+    def probs(self, observations: Any) -> FloatArray:
+        """Return 1 for the most probable action, else 0; (n, A)."""
+        probs = self.policy.probs(observations)
+        return np.asarray(np.eye(probs.shape[1])[probs.argmax(axis=1)])
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return the most probable actions; nothing is drawn."""
+        return np.asarray(self.policy.probs(observations).argmax(axis=1))
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean action of a policy over real numbers."""
+
+    policy: Any
+
+    def action_moments(self, observations: Any) -> tuple[FloatArray, FloatArray]:
+        """Return the mean of each part of the action, and no variance; (n, m)."""
+        mean = action_moments(self.policy, observations, np.random.default_rng(0))[0]
+        return mean, np.zeros_like(mean)
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> FloatArray:
+        """Return the means; nothing is drawn."""
+        return self.action_moments(observations)[0]
+
+
+@dataclass(frozen=True)
+class Squashed:
+    """Actions in a box, from a network whose outputs tanh squashes to [-1, 1].
+
+        u = tanh(mu(x) + sigma(x) z)        SAC, TQC: the network returns mu and log sigma
+        u = clip(tanh(mu(x)) + noise z)     TD3, DDPG
+
+    with normal numbers z, and u stretched to the box.
+
+    Args:
+        network: Outputs of observations.
+        low: Lower end of the box.
+        high: Upper end of the box.
+        noise: Standard deviation of the noise; None if the network knows sigma.
+        deterministic: Whether z is 0.
+    """
+
+    network: Callable[[Any], NDArray[Any]]
+    low: FloatArray
+    high: FloatArray
+    noise: FloatArray | None = None
+    deterministic: bool = False
+
+    def _actions(self, observations: Any, z: NDArray[Any] | float) -> FloatArray:
+        outputs = self.network(observations).astype(np.float64)
+        mu, rest = outputs[:, : self.low.size], outputs[:, self.low.size :]
+        if self.noise is None:
+            squashed = np.tanh(mu + np.exp(np.clip(rest, *_LOG_STD)) * z)
+        else:
+            squashed = np.clip(np.tanh(mu) + self.noise * z, -1.0, 1.0)
+        return np.asarray(self.low + 0.5 * (squashed + 1.0) * (self.high - self.low))
+
+    def sample(self, observations: Any, rng: np.random.Generator) -> FloatArray:
+        """Return one action a row, (n, m)."""
+        z = 0.0 if self.deterministic else rng.standard_normal((len(observations), self.low.size))
+        return self._actions(observations, z)
+
+    def action_moments(self, observations: Any) -> tuple[FloatArray, FloatArray]:
+        """Return mean and variance of each part of the action, (n, m), by Gauss-Hermite."""
+        if self.deterministic:
+            actions = self._actions(observations, 0.0)
+            return actions, np.zeros_like(actions)
+        actions, weights = self._actions(observations, _NODES[:, None, None]), _WEIGHTS
+        mean = np.average(actions, axis=0, weights=weights)
+        return mean, np.average((actions - mean) ** 2, axis=0, weights=weights)

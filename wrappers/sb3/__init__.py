@@ -12,5 +12,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from wrappers.sb3.callback import OPECallback
+from wrappers.sb3.episodes import Recording
 
-__all__ = ["OPECallback"]
+__all__ = ["OPECallback", "Recording"]

@@ -14,7 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ope_gym.policies import Policy
-from wrappers.sb3.snapshots import snapshot
+from wrappers.sb3.snapshots import known_policy
 
 __all__ = ["load_policy", "policy_of"]
 
@@ -35,7 +35,7 @@ def policy_of(model: Any) -> Policy:
             "evaluate(data, model) instead of evaluate(data, model.policy), because the model also "
             "knows VecNormalize and its exploration rate"
         )
-    return snapshot(model)
+    return known_policy(model)
 
 
 def load_policy(path: str) -> Policy:
@@ -61,7 +61,7 @@ def load_policy(path: str) -> Policy:
             num_envs=1, observation_space=model.observation_space, render_mode=None
         )
         model._vec_normalize_env = VecNormalize.load(statistics, env)
-        return snapshot(model)
+        return known_policy(model)
     if saved.get("_last_original_obs") is not None:
         both = (
             f"model = {kind.__name__}.load(path, env=VecNormalize.load(statistics, env)), "
@@ -78,4 +78,4 @@ def load_policy(path: str) -> Policy:
             f"statistics, too, {both}",
             stacklevel=2,
         )
-    return snapshot(kind.load(path, device="cpu"))
+    return known_policy(kind.load(path, device="cpu"))

@@ -1,96 +1,292 @@
-"""Episodes of a Stable-Baselines3 model: those it trains on, and fresh ones that are held out."""
+"""Episodes of a Stable-Baselines3 model: fresh ones that it plays, and those that are recorded."""
 
 from __future__ import annotations
 
-import math
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.policies import Policy, policy_to_arrays
+from ope_gym.estimators.table import estimator_names
+from ope_gym.evaluation import evaluate
+from ope_gym.files import PathLike
+from ope_gym.policies import Policy
+from ope_gym.policies.acting import ActingPolicy
+from ope_gym.results import Evaluation
 from wrappers.recording.autoreset import SAME_STEP
 from wrappers.recording.batched import BatchedSession, equal_shares
-from wrappers.recording.file import EpisodeFile
+from wrappers.recording.file import EpisodeFile, check_path
 from wrappers.recording.session import Settings
-from wrappers.sb3.environments import check_eval_env, shared_time_limit
-from wrappers.sb3.fresh import Played, Tally, never_ends
-from wrappers.sb3.snapshots import observation_normaliser
+from wrappers.sb3.environments import (
+    check_eval_env,
+    check_not_normalised,
+    horizon_of,
+    shared_time_limit,
+)
+from wrappers.sb3.snapshots import known_policy, why_not_fixed, why_not_recorded
+from wrappers.sb3.steps import TrainingSteps, split_dones
 
-_TOLERANCE = 1e-2  # TF32 on a GPU differs by less, another policy by more
+__all__ = ["FreshEpisodes", "Played", "Record", "Recording"]
 
-__all__ = [
-    "HeldOutEpisodes",
-    "TrainingEpisodes",
-    "TrainingSteps",
-    "split_dones",
-]
+_MOST_STEPS = 100_000  # of an episode without a time limit: a longer one may never end
 
 
-class TrainingSteps:
-    """Follows the steps of a model in `learn`, as its callback sees them.
-
-    Observations are those before VecNormalize, rewards those of the environment, and actions those
-    of the policy, before they are clipped to the bounds of their space.
+@dataclass(frozen=True)
+class Played:
+    """Fresh episodes of one policy.
 
     Args:
-        model: PPO, A2C or another on-policy algorithm.
+        returns: (n,) of the episodes.
+        lengths: (n,) their steps.
+        successes: Whether they succeeded, where the environment says so (`info["is_success"]`).
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._timesteps = -1  # of the model after the last step
-        self._after: Any = None  # what it observed then
-        self._raw: Any = None  # the same before VecNormalize
-        self._unchecked: Policy | None = None  # a snapshot that has not acted yet
-        self._rescaled: Any = None  # the VecNormalize of the rewards, if there is one,
-        self._standardised: Any = None  # and of the observations
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    successes: list[bool] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Prepare for `learn`; open episodes go on only if it continues where the last one ended.
 
-        Otherwise only those sub-envs count which, SB3 says, are at the start of an episode. A model
-        may also continue episodes whose first steps were not seen, or, after a callback stopped it,
-        from an observation that is one step old: these are left out.
-        """
-        model = self.model
-        self._rescaled = model.get_vec_normalize_env()
-        self._standardised = observation_normaliser(model)
-        continues = model.num_timesteps == self._timesteps
-        if continues and model._last_obs is self._after:
-            return
-        self._raw = self._before_vec_normalize(model._last_obs)
-        self._restart(np.array(model._last_episode_starts, dtype=bool) & (not continues))
+class FreshEpisodes:
+    """Plays fresh episodes on an environment of its own.
 
-    def step(self, local: dict[str, Any]) -> None:
-        """Take in a step.
+    Nothing of the training run is touched: neither its environment nor its random numbers.
+
+    Args:
+        env: A Gymnasium environment or a VecEnv, like that of the training. A VecNormalize around
+            it is left out: policies are played with the statistics of the training.
+        model: Any algorithm.
+        seed: Seed of the environment and of the actions; None for that of the model, if any.
+        deterministic: Whether to take the most probable action, or the mean.
+        gamma: Discount of the returns.
+    """
+
+    def __init__(
+        self, env: Any, model: Any, *, seed: int | None, deterministic: bool, gamma: float
+    ) -> None:
+        training = model.get_env()
+        self._model = model
+        self._env = check_eval_env(env, training)
+        self._horizon = shared_time_limit(self._env, training)
+        self._deterministic, self._gamma = deterministic, gamma
+        self._rng = np.random.default_rng(model.seed if seed is None else seed)
+        self._env.seed(int(self._rng.integers(2**31 - self._env.num_envs)))
+        takes = inspect.signature(model.policy.predict).parameters
+        self._masked = "action_masks" in takes  # sb3-contrib's MaskablePPO
+        self.session: BatchedSession | None = None
+
+    def record(self, file: EpisodeFile | None) -> None:
+        """Record the episodes of policies that know the probabilities of their actions."""
+        env = self._env
+        settings = Settings(env.observation_space, env.action_space, self._horizon, held_out=1.0)
+        self.session = BatchedSession(settings, env.num_envs, SAME_STEP, file)
+
+    def play(self, episodes: int, policy: ActingPolicy | None) -> Played:
+        """Play episodes, a share of each sub-env that is fixed in advance.
 
         Args:
-            local: The local variables of `collect_rollouts`, after a step of the environment.
+            episodes: How many.
+            policy: Snapshot to play; None for the model's own `predict`.
         """
-        if self._unchecked is not None:
-            _check_snapshot(self._unchecked, self._raw, local)
-            self._unchecked = None
-        # Rewards now, because SB3 later adds the value of the last state to those of cut episodes.
-        env, new = self._rescaled, local["new_obs"]
-        rewards = local["rewards"].copy() if env is None else env.get_original_reward()
-        seen, self._raw = self._raw, self._before_vec_normalize(new)
-        self._take(seen, rewards, local)
-        self._timesteps, self._after = self.model.num_timesteps, new
+        env, session = self._env, self.session if isinstance(policy, Policy) else None
+        left = equal_shares(episodes, env.num_envs)
+        paid, steps = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
+        ended: list[tuple[float, int, bool | None]] = []
+        observations, states, dones = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+        if session is not None and isinstance(policy, Policy):
+            session.quota = left.copy()
+            session.restart(observations)
+            session.follow(policy)
+        try:
+            while left.any():
+                actions, states = self._choose(policy, observations, states, dones)
+                if session is not None:
+                    session.act(actions, None)
+                observations, rewards, dones, infos = env.step(self._clip(actions))
+                if session is not None:
+                    session.advance(observations, rewards, *split_dones(dones, infos))
+                    session.hand_over_if_due()
+                paid += rewards * self._gamma**steps
+                steps += 1
+                for i in np.flatnonzero(dones):
+                    if left[i]:
+                        ended.append((paid[i], int(steps[i]), infos[i].get("is_success")))
+                        left[i] -= 1
+                    paid[i], steps[i] = 0.0, 0
+                self._check_length(int(steps[left > 0].max(initial=0)))
+            if session is not None:
+                session.hand_over()  # readers of the file wait for this evaluation
+        finally:
+            if session is not None:
+                session.drop(warn=False)
+                session.quota = None
+        returns, lengths, successes = zip(*ended, strict=True)
+        told = [bool(success) for success in successes if success is not None]
+        return Played(np.array(returns), np.array(lengths), told)
 
-    def _before_vec_normalize(self, observations: Any) -> Any:
-        env = self._standardised
-        return observations if env is None else env.get_original_obs()
+    def _choose(
+        self, policy: ActingPolicy | None, observations: Any, states: Any, starts: NDArray[Any]
+    ) -> tuple[Any, Any]:
+        if policy is None:
+            with torch.random.fork_rng():  # the training's own numbers stay as they are
+                torch.manual_seed(int(self._rng.integers(2**31)))
+                return self._predict(observations, states, starts)
+        space, drawn = self._env.action_space, np.asarray(policy.sample(observations, self._rng))
+        if isinstance(space, spaces.Box):  # rounded before it is recorded and executed
+            drawn = drawn.reshape(-1, *space.shape).astype(space.dtype)
+        return drawn, None
 
-    def _restart(self, starts: NDArray[np.bool_]) -> None:
-        """Begin episodes in the sub-envs `starts`, and drop those that are open."""
-        raise NotImplementedError
+    def _predict(self, observations: Any, states: Any, starts: NDArray[Any]) -> tuple[Any, Any]:
+        model, env = self._model, self._env
+        normaliser = model.get_vec_normalize_env()
+        if normaliser is not None:
+            observations = normaliser.normalize_obs(observations)
+        more = {}
+        if self._masked and env.has_attr("action_masks"):
+            more["action_masks"] = np.stack(env.env_method("action_masks"))
+        actions, states = model.policy.predict(
+            observations, states, starts, deterministic=self._deterministic, **more
+        )
+        if hasattr(model, "exploration_rate") and not self._deterministic:  # DQN
+            space: Any = env.action_space
+            other = space.start + self._rng.integers(space.n, size=len(actions))
+            explores = self._rng.random(len(actions)) < model.exploration_rate
+            actions = np.where(explores, other, actions)
+        return actions, states
 
-    def _take(self, seen: Any, rewards: NDArray[Any], local: dict[str, Any]) -> None:
-        """Keep a step from the observations `seen` to those in `_raw`."""
-        raise NotImplementedError
+    def _clip(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return the actions to execute, as SB3 executes those of its policies."""
+        space = self._env.action_space
+        return np.clip(actions, space.low, space.high) if isinstance(space, spaces.Box) else actions
+
+    def _check_length(self, steps: int) -> None:
+        if self._horizon is None and steps > _MOST_STEPS:
+            raise RuntimeError(
+                f"a fresh episode is not over after {_MOST_STEPS:,} steps, and eval_env names no "
+                "time limit: make it and the training env with the same max_episode_steps"
+            )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Settings of what is recorded beside the values, and of how it is weighed at the end.
+
+    Args:
+        training: Whether to keep the episodes of PPO and A2C in training, with a snapshot for each
+            rollout; by default only if they are saved to a file, or are all that `estimators` have.
+        append: Whether to continue an existing file; see `RecordTrajectories`.
+        estimators: Names from `ope_gym.ESTIMATORS`: at the end the recorded episodes are also
+            evaluated with importance weights. The result is in `report`, and in TensorBoard.
+        window: Number of latest policies whose episodes that report uses.
+    """
+
+    training: bool | None = None
+    append: bool | None = None
+    estimators: str | Sequence[str] | None = None
+    window: int = 20
+
+    def __post_init__(self) -> None:
+        if self.estimators is not None:
+            estimator_names(self.estimators)
+        if self.window < 1:
+            raise ValueError(f"window={self.window} must be at least 1")
+
+
+class Record:
+    """Recorded episodes of a run: fresh ones, and those of the training.
+
+    Args:
+        path: File to which they are appended as they end, if any.
+        settings: What to record.
+    """
+
+    def __init__(self, path: PathLike | None, settings: Recording) -> None:
+        self.settings = settings
+        self._file: EpisodeFile | None = None
+        if path is not None:  # an error now, not after hours of training
+            check_path(path, settings.append, stacklevel=4)
+            self._file = EpisodeFile(path, patient=True)
+        self._fresh: BatchedSession | None = None
+        self._training: TrainingEpisodes | None = None
+
+    def open(self, model: Any, fresh: FreshEpisodes | None, *, deterministic: bool) -> None:
+        """Prepare to record what a model does, as far as its probabilities are known.
+
+        Args:
+            model: Any algorithm.
+            fresh: What plays its fresh episodes.
+            deterministic: Whether these take the most probable action.
+        """
+        why = why_not_recorded(model)
+        changing = why or why_not_fixed(model)
+        wanted = self.settings.training
+        if wanted is None:
+            weighed = self.settings.estimators is not None and fresh is None
+            wanted = self._file is not None or weighed
+        if wanted and not changing:
+            check_not_normalised(model.get_env(), "the training env", rewards=True)
+            self._training = TrainingEpisodes(model, self._file)
+        if fresh is not None and not why and not deterministic:
+            fresh.record(self._file)
+            self._fresh = fresh.session
+        if self._file is not None and not (self._training or self._fresh):
+            reason = changing or "Recording(training=False)"
+            raise ValueError(
+                f"the file of path would stay empty: {reason}, so that no episode can be recorded "
+                "with the probabilities of its actions. Leave path out"
+                + (", or deterministic=True" if deterministic else "")
+                + (", or give an eval_env" if not why and fresh is None else "")
+            )
+
+    @property
+    def fresh(self) -> TrajectoryBuffer:
+        """The fresh episodes."""
+        return self._fresh.buffer if self._fresh else TrajectoryBuffer()
+
+    @property
+    def training(self) -> TrajectoryBuffer:
+        """The episodes of the training."""
+        return self._training.session.buffer if self._training else TrajectoryBuffer()
+
+    def begin(self) -> None:
+        """Prepare for `learn`."""
+        if self._training is not None:
+            self._training.begin()
+        if self._file is not None:
+            self._file.write()
+
+    def begin_rollout(self) -> None:
+        """Record that the policy as it is now acts from the next step on."""
+        if self._training is not None:
+            self._training.follow()
+
+    def step(self, local: dict[str, Any]) -> None:
+        """Take in a step of the training; see `TrainingSteps.step`."""
+        if self._training is not None:
+            self._training.step(local)
+
+    def close(self) -> None:
+        """Let the file have everything."""
+        if self._file is not None:
+            self._file.close()
+
+    def conclude(self, model: Any, gamma: float) -> tuple[Evaluation, Trajectories] | None:
+        """Return what the latest episodes say of a model's policy, and these; None without any."""
+        data = None
+        if self._fresh is not None:
+            data = self.fresh.select(last=self.settings.window)
+        elif self._training is not None:
+            data = self._training.settled(self.settings.window)
+            self.training.add_policy(known_policy(model))  # it plays no episode, but belongs there
+        if self.settings.estimators is None or data is None or not len(data):
+            return None
+        return evaluate(data, known_policy(model), self.settings.estimators, gamma=gamma), data
 
 
 class TrainingEpisodes(TrainingSteps):
@@ -98,21 +294,22 @@ class TrainingEpisodes(TrainingSteps):
 
     Args:
         model: PPO or A2C.
-        horizon: The time limit of the episodes, None if it is not known.
         file: Gets the episodes as they end.
     """
 
-    def __init__(self, model: Any, horizon: int | None, file: EpisodeFile | None = None) -> None:
+    def __init__(self, model: Any, file: EpisodeFile | None = None) -> None:
         super().__init__(model)
         env = model.get_env()
-        settings = Settings(env.observation_space, env.action_space, horizon, audit=False)
+        settings = Settings(env.observation_space, env.action_space, horizon_of(env), audit=False)
         self.session = BatchedSession(settings, env.num_envs, SAME_STEP, file)
-        self._policy_bytes = 0  # of one snapshot
 
-    def follow(self, policy: Policy) -> int:
-        """Record that this policy acts from the next step on."""
-        self._unchecked = policy
-        return self.session.follow(policy)
+    def follow(self) -> None:
+        """Record that the policy as it is now acts from the next step on."""
+        changing = why_not_fixed(self.model)
+        if changing:
+            raise ValueError(f"{changing}: use OPECallback(recording=Recording(training=False))")
+        self._unchecked = known_policy(self.model)
+        self.session.follow(self._unchecked)
 
     def _restart(self, starts: NDArray[np.bool_]) -> None:
         self.session.drop(warn=False)
@@ -128,117 +325,7 @@ class TrainingEpisodes(TrainingSteps):
         data = self.session.buffer.view()
         if data.horizon is None:
             return data.select(last=last)
-        # One selection: the record of a long training is not copied twice at each evaluation.
+        # One selection: the record of a long training is not copied twice.
         settled = self.session.settled_mask()
         first = data.first_policies
         return data.select(episodes=settled & np.isin(first, np.unique(first[settled])[-last:]))
-
-    def n_bytes(self) -> int:
-        """Return about how much memory the snapshots and steps take."""
-        settings, policies = self.session.settings, self.session.buffer.policies
-        boxes: Any = (settings.observation_space, settings.action_space)
-        sizes = (math.prod(box.shape or ()) * np.dtype(box.dtype).itemsize for box in boxes)
-        a_step = 40 + sum(sizes)  # five numbers beside observation and action
-        if self._policy_bytes == 0:
-            arrays = policy_to_arrays(policies[0])[1].values()
-            self._policy_bytes = sum(array.nbytes for array in arrays)
-        return int(len(policies) * self._policy_bytes + self.session.steps * a_step)
-
-
-class HeldOutEpisodes:
-    """Plays and records fresh episodes of frozen policies, on an environment of its own.
-
-    Nothing of the training run is touched: neither its environment nor its random numbers.
-
-    Args:
-        env: A Gymnasium environment or a VecEnv, like that of the training. A VecNormalize around
-            it is left out, because policies carry the statistics of their time.
-        model: The model that will be evaluated.
-        seed: Seed of the environment and of the actions; None for that of the model, if any.
-        max_steps: Length above which an episode is an error, because it may never end.
-        file: Gets the episodes as they end.
-    """
-
-    def __init__(
-        self,
-        env: Any,
-        model: Any,
-        seed: int | None,
-        max_steps: int,
-        file: EpisodeFile | None = None,
-    ) -> None:
-        training = model.get_env()
-        self.model = model
-        self._env = check_eval_env(env, training)
-        self.horizon = shared_time_limit(self._env, training)
-        self._max_steps = max_steps
-        self._rng = np.random.default_rng(model.seed if seed is None else seed)
-        self._env.seed(int(self._rng.integers(2**31 - self._env.num_envs)))
-        self._actions = self._env.action_space
-        settings = Settings(self._env.observation_space, self._actions, self.horizon, held_out=1.0)
-        self.session = BatchedSession(settings, self._env.num_envs, SAME_STEP, file)
-
-    def play(self, policy: Policy, episodes: int, gamma: float = 1.0) -> Played:
-        """Play and record episodes, a fixed share in each sub-env; gamma discounts the returns."""
-        env, session = self._env, self.session
-        tally = Tally(episodes, env.num_envs, gamma)
-        session.quota = equal_shares(episodes, env.num_envs)
-        observations = env.reset()
-        session.restart(observations)
-        session.follow(policy)
-        try:
-            while not tally.done:
-                actions = self._choose(policy, observations)
-                session.act(actions, None)
-                observations, rewards, dones, infos = env.step(self._clip(actions))
-                session.advance(observations, rewards, *split_dones(dones, infos))
-                session.hand_over_if_due()
-                tally.step(rewards, dones, infos)
-                if self.horizon is None and tally.longest > self._max_steps:
-                    raise never_ends(self._max_steps)
-            session.hand_over()  # readers of the file wait for this evaluation
-        finally:
-            session.drop(warn=False)
-            session.quota = None
-        return tally.played()
-
-    def _choose(self, policy: Policy, observations: Any) -> NDArray[Any]:
-        actions = np.asarray(policy.sample(observations, self._rng))
-        if isinstance(self._actions, spaces.Box):  # rounded before it is recorded and executed
-            return actions.reshape(-1, *self._actions.shape).astype(self._actions.dtype)
-        return actions
-
-    def _clip(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Return the actions to execute, as SB3 executes those of its policies."""
-        if isinstance(self._actions, spaces.Box):
-            return np.asarray(np.clip(actions, self._actions.low, self._actions.high))
-        return actions
-
-
-def _check_snapshot(policy: Policy, observations: Any, local: dict[str, Any]) -> None:
-    """Raise if a snapshot does not act like the model's policy, up to float32 on any device.
-
-    Called at the first step of a snapshot only. Recorders compare every step, but rounding alone
-    should not end a training run.
-
-    Args:
-        policy: The snapshot.
-        observations: What the policy acted on, before VecNormalize.
-        local: The local variables of `collect_rollouts`, after a step of the environment.
-    """
-    actions, log_probs = local["actions"], local["log_probs"].detach().cpu().numpy()
-    found = policy.log_prob(observations, actions)
-    wrong = ~(np.abs(found - log_probs) <= _TOLERANCE * (1.0 + np.abs(log_probs)))
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise ValueError(
-            f"the log-probability of action {actions[i]} in sub-env {i} is {log_probs[i]:.6g}, "
-            f"SB3 says, but the snapshot {policy!r} gives {found[i]:.6g}: the policy class must "
-            "choose its actions by get_distribution"
-        )
-
-
-def split_dones(dones: NDArray[Any], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which sub-envs terminated and which were truncated; SB3 never says both."""
-    cut = np.array([info.get("TimeLimit.truncated", False) for info in infos], dtype=bool) & dones
-    return dones & ~cut, cut

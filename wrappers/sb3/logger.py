@@ -15,11 +15,11 @@ from stable_baselines3.common.logger import DISABLED, KVWriter, Logger, TensorBo
 from ope_gym.analysis.overlap import overlap
 from ope_gym.report.free_values import FreeWriter, free_scalars
 from ope_gym.report.tensorboard import EvaluationWriter
+from wrappers.sb3.snapshots import known_policy
 
 if TYPE_CHECKING:
     from ope_gym.data.trajectories import Trajectories
     from ope_gym.online import FreeEstimate
-    from ope_gym.policies import Policy
     from ope_gym.results import Evaluation
     from wrappers.sb3.saved import Patience
 
@@ -62,20 +62,16 @@ class EvaluationLog:
                     output.write(values, dict.fromkeys(values, ()), step)
 
     def report(
-        self,
-        logger: Logger,
-        evaluation: Evaluation,
-        data: Trajectories,
-        policy: Policy,
-        step: int,
-        hparams: Mapping[str, Any],
+        self, model: Any, evaluation: Evaluation, data: Trajectories, *, gamma: float
     ) -> None:
-        """Write the closing report to TensorBoard, if that is one of the outputs."""
-        for output in logger.output_formats:
+        """Write the closing report of a model to TensorBoard, if that is one of the outputs."""
+        settings = {"algorithm": type(model).__name__, "gamma": gamma}
+        for output in model.logger.output_formats:
             if isinstance(output, TensorBoardOutputFormat):
                 with self._writing(output):
+                    both = overlap(data, known_policy(model))
                     writer = EvaluationWriter(output.writer, layout=False)
-                    writer.add_report(evaluation, step, hparams, overlap=overlap(data, policy))
+                    writer.add_report(evaluation, model.num_timesteps, settings, overlap=both)
 
     @contextlib.contextmanager
     def _writing(self, output: TensorBoardOutputFormat) -> Iterator[None]:

@@ -17,8 +17,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -26,9 +25,12 @@ from numpy.typing import NDArray
 
 from ope_gym.files import in_place_of, write_file
 from ope_gym.online import FreeEstimate
-from wrappers.sb3.fresh import Played
+from wrappers.sb3.episodes import Played
 
 __all__ = ["Patience", "SavedModels", "make_folder", "save_evaluations"]
+
+_Model: TypeAlias = tuple[bytes, bytes | None]
+"""Bytes of a saved model, and of the VecNormalize that it was trained with, if any."""
 
 _COLUMNS = ("value", "low", "high", "standard_error")
 
@@ -108,21 +110,6 @@ def _padded(rows: list[list[bool]]) -> NDArray[Any]:
     return np.array([[*map(float, row), *[np.nan] * (width - len(row))] for row in rows])
 
 
-@dataclass(frozen=True)
-class _Model:
-    """Bytes that `save` writes of a model, and the VecNormalize that it was trained with."""
-
-    content: bytes
-    normaliser: bytes | None
-
-    @classmethod
-    def of(cls, model: Any) -> _Model:
-        """Take a model as it is now."""
-        content, env = io.BytesIO(), model.get_vec_normalize_env()
-        model.save(content)
-        return cls(content.getvalue(), None if env is None else cloudpickle.dumps(env))
-
-
 class SavedModels:
     """Keeps the best model in a file, and those in memory that may still turn out to be the best.
 
@@ -130,78 +117,60 @@ class SavedModels:
     `VecNormalize.load` reads it.
 
     Args:
-        folder: where `best_model.zip` goes; None to keep nothing.
-        patience: with a disk that is full.
+        folder: Where `best_model.zip` goes; None to keep nothing.
+        patience: Patience with a disk that is full.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, patience: Patience) -> None:
         self.folder = None if folder is None else os.fspath(folder)
         self._patience = patience
         self._held: dict[int, _Model] = {}  # by timesteps
-        self._due: _Model | None = None  # could not be written yet
-        self._beside = False  # whether the statistics of a VecNormalize are beside the model
-
-    @property
-    def _paths(self) -> tuple[str, str]:
+        self._due: _Model | None = None  # the best, if its file has not been written yet
         stem = os.path.join(self.folder or "", "best_model")
-        return f"{stem}.zip", f"{stem}_vecnormalize.pkl"
+        self._path, self._statistics = f"{stem}.zip", f"{stem}_vecnormalize.pkl"
+        self._beside = False  # whether the statistics of a VecNormalize are beside the model
 
     @property
     def where(self) -> str:
         """Where the best model is, in a sentence; "" if it is not kept."""
-        model, statistics = self._paths
         if self.folder is None:
             return ""
         if self._due is not None:
-            return f"It could not be written to {model}."
-        beside = f", its VecNormalize in {statistics}" if self._beside else ""
-        return f"It is in {model}{beside}."
+            return f"It could not be written to {self._path}."
+        beside = f", its VecNormalize in {self._statistics}" if self._beside else ""
+        return f"It is in {self._path}{beside}."
 
-    def keep(self, model: Any, timesteps: int, *, best: bool, pending: bool) -> None:
-        """Keep a model as it is now.
+    def keep(self, model: Any, timesteps: int) -> None:
+        """Keep a model as it is now."""
+        if self.folder is not None:
+            content, env = io.BytesIO(), model.get_vec_normalize_env()
+            model.save(content)
+            statistics = None if env is None else cloudpickle.dumps(env)
+            self._held[timesteps] = content.getvalue(), statistics
 
-        Args:
-            model: any algorithm.
-            timesteps: of the training.
-            best: whether it is the best so far, and goes to the file.
-            pending: whether more may be known of it later.
-        """
-        if self.folder is None:
-            return
-        if best or pending:
-            saved = _Model.of(model)
-            if best:
-                self._due = saved
-            if pending:
-                self._held[timesteps] = saved
-        self.write()
+    def promote(self, timesteps: int | None) -> None:
+        """Let a model that was kept be the best."""
+        self._due = self._held.get(timesteps, self._due) if timesteps is not None else None
 
-    def promote(self, timesteps: int) -> None:
-        """Write a model that has turned out to be the best."""
-        if timesteps in self._held:
-            self._due = self._held[timesteps]
-            self.write()
+    def begin_again(self, best: int | None) -> None:
+        """Keep only the best of those before, at a time of -1."""
+        self._held = {-1: self._held[best]} if best is not None and best in self._held else {}
 
-    def hold(self, timesteps: set[int]) -> None:
-        """Drop all models but these."""
-        self._held = {t: model for t, model in self._held.items() if t in timesteps}
-
-    def write(self) -> None:
-        """Write the best model if its file is an older one."""
+    def write(self, held: set[int]) -> None:
+        """Write the best model if its file is an older one, and drop all models but those held."""
+        self._held = {t: model for t, model in self._held.items() if t in held}
         if self.folder is None or self._due is None:
             return
-        model, statistics = self._paths
-        with self._patience.writing(model):
+        model, statistics = self._due
+        with self._patience.writing(self._path):
             os.makedirs(self.folder, exist_ok=True)
-            with _alone_in(self.folder), in_place_of(model) as zipped:
-                zipped.write_bytes(self._due.content)
-                if self._due.normaliser is None:  # that of an earlier run would mislead
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(statistics)
-                else:
-                    write_file(statistics, self._due.normaliser)
-            self._beside = self._due.normaliser is not None
-            self._due = None
+            with _alone_in(self.folder), in_place_of(self._path) as temporary:
+                temporary.write_bytes(model)
+                if statistics is not None:
+                    write_file(self._statistics, statistics)
+                elif os.path.exists(self._statistics):  # that of an earlier run would mislead
+                    os.unlink(self._statistics)
+            self._beside, self._due = statistics is not None, None
 
 
 @contextlib.contextmanager
