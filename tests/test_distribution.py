@@ -15,7 +15,7 @@ from ope_gym import Trajectories, distribution, evaluate
 from ope_gym.cli import main
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.weighted_returns import WeightedReturns, cvar_of, quantile_of, variance_of
-from ope_gym.report import curve_figures
+from ope_gym.report import figures
 from tests import reference, small_mdps
 from tests.builders import Table, arrays_of, buffer_of, recorded
 from tests.small_mdps import MDP
@@ -261,8 +261,8 @@ def test_command_prints_the_table_and_writes_files(
         marked.extend(marks)
         return original(curves, level, marks)
 
-    original = curve_figures.distribution_figure
-    monkeypatch.setattr(curve_figures, "distribution_figure", draw)
+    original = figures.distribution_figure
+    monkeypatch.setattr(figures, "distribution_figure", draw)
     data, *_ = whole_population((64, 64))
     path, told, drawn = (tmp_path / name for name in ("a.ope", "a.json", "a.png"))
     data.save(path)

@@ -17,7 +17,7 @@ from ope_gym.analysis.overlap import overlap
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import UnavailablePolicy, Uniform
-from ope_gym.report import curve_figures, figures
+from ope_gym.report import figures
 from ope_gym.report.text import episodes
 from tests import builders
 
@@ -113,7 +113,7 @@ def test_overlap_figure_shows_the_matrix(columns: int) -> None:
     gap = np.abs(np.arange(columns + 1)[:, None] - np.arange(columns))
     matrix: Floats = np.exp(-0.2 * gap)
     matrix[0, 0] = np.nan
-    figure = curve_figures.overlap_figure(matrix, (*names, "target"), names)
+    figure = figures.overlap_figure(matrix, (*names, "target"), names)
     axes = figure.axes[0]
     shown: np.ma.MaskedArray[Any, Any] = np.ma.asarray(axes.images[0].get_array())
     np.testing.assert_array_equal(shown.filled(np.nan), matrix)

@@ -248,7 +248,7 @@ class Distribution:
 
     def plot(self, tail: float = TAIL) -> Figure:
         """Draw the distribution function with its band, the median and the tail mean."""
-        from ope_gym.report.curve_figures import distribution_figure
+        from ope_gym.report.figures import distribution_figure
 
         band, cvar = self.band, self.cvar(tail)
         return distribution_figure(

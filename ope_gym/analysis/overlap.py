@@ -39,7 +39,7 @@ class Overlap:
 
     def plot(self) -> Figure:
         """Draw a heat map: policies to evaluate against policies that recorded."""
-        from ope_gym.report.curve_figures import overlap_figure
+        from ope_gym.report.figures import overlap_figure
 
         return overlap_figure(self.matrix, self.evaluated, self.recorded)
 

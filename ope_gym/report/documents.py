@@ -13,18 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ope_gym.arrays import evenly
+from ope_gym.arrays import FloatArray, IntArray, evenly
+from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.judging import AMBER_ESS, GREEN_ESS
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
-from ope_gym.report.curves import (
-    concentration,
-    distinct,
-    heaviest,
-    shorten,
-    weighted,
-)
 
 if TYPE_CHECKING:
     from ope_gym.analysis.overlap import Overlap
@@ -96,13 +90,13 @@ def ranking_document(ranking: Ranking) -> dict[str, Any]:
         "level": ranking.best.estimate.interval.level,
         "policies": [
             {
-                **_estimate(shorten(r.name, 40), r.estimate),
+                **_estimate(text.shorten(r.name, 40), r.estimate),
                 "chance": _number(r.probability_best),
             }
             for r in shown
         ],
         "left_out": len(ranking) - len(shown),
-        "cautious": shorten(ranking.safest.name, 40),
+        "cautious": text.shorten(ranking.safest.name, 40),
     }
 
 
@@ -155,10 +149,10 @@ def _estimate(name: str, e: Estimate) -> dict[str, Any]:
         "fresh_episodes": _number(e.fresh_episodes),
         "share": _number(d.max_share),
         "verdict": verdict.colour,
-        "reasons": [shorten(str(reason), _TEXT) for reason in verdict.reasons[:6]],
-        "advice": [shorten(str(advice), _TEXT) for advice in verdict.advice[:3]],
-        "notes": [shorten(str(n), _TEXT) for n in verdict.notes if n.effect == "note"][:3],
-        "basis": shorten("; ".join(map(str, verdict.basis)), _TEXT),
+        "reasons": [text.shorten(str(reason), _TEXT) for reason in verdict.reasons[:6]],
+        "advice": [text.shorten(str(advice), _TEXT) for advice in verdict.advice[:3]],
+        "notes": [text.shorten(str(n), _TEXT) for n in verdict.notes if n.effect == "note"][:3],
+        "basis": text.shorten("; ".join(map(str, verdict.basis)), _TEXT),
     }
 
 
@@ -196,7 +190,7 @@ def _behaviours(e: Estimate) -> dict[str, Any]:
     sample, shares = e.sample, e.diagnostics.behaviour_shares
     order = np.sort(np.argsort(shares, kind="stable")[::-1][:_POLICIES])
     return {
-        "names": [shorten(sample.behaviours[k].name, 24) for k in order],
+        "names": [text.shorten(sample.behaviours[k].name, 24) for k in order],
         "episodes": [_number(c / sample.trajectories) for c in sample.counts[order].tolist()],
         "weight": [_number(share) for share in shares[order].tolist()],
         "left_out": len(sample.behaviours) - order.size,
@@ -208,8 +202,8 @@ def _overlap(overlap: Overlap) -> dict[str, Any]:
     columns = evenly(len(overlap.recorded), _POLICIES)
     rows = np.append(columns, len(overlap.evaluated) - 1)
     return {
-        "rows": [shorten(overlap.evaluated[i], 24) for i in rows],
-        "columns": [shorten(overlap.recorded[j], 24) for j in columns],
+        "rows": [text.shorten(overlap.evaluated[i], 24) for i in rows],
+        "columns": [text.shorten(overlap.recorded[j], 24) for j in columns],
         "matrix": [[_number(x) for x in row] for row in overlap.matrix[np.ix_(rows, columns)]],
     }
 
@@ -221,3 +215,43 @@ def _curve(names: Sequence[str], values: Any) -> dict[str, Any]:
 def _number(value: float) -> float | None:
     """Return four digits of a number; None where it is not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+# Curves -----------------------------------------------------------------------------------------
+
+
+def weighted(evaluation: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    """Return the estimates that rest on weights; all of them if none does."""
+    direct = {name for name, estimator in ESTIMATORS.items() if estimator.method == "direct"}
+    return {n: e for n, e in evaluation.items() if n not in direct} or dict(evaluation)
+
+
+def concentration(log_weights: FloatArray) -> FloatArray:
+    """Return (n,) the share of the weight in the heaviest 1, 2, … episodes; 0 without weight."""
+    top = float(log_weights.max())
+    if top == -np.inf:
+        return np.zeros(log_weights.size)
+    held = np.cumsum(np.sort(np.exp(log_weights - top))[::-1])
+    return np.asarray(held / held[-1])
+
+
+def heaviest(n: int, points: int) -> IntArray:
+    """Return numbers of heaviest episodes to show, from 1 to n, at most so many.
+
+    >>> heaviest(1000, 4).tolist()
+    [1, 10, 100, 1000]
+    """
+    return np.unique(np.geomspace(1, n, points).round().astype(np.int64))
+
+
+def distinct(curves: Mapping[str, FloatArray]) -> list[tuple[list[str], FloatArray]]:
+    """Group the names of curves that look the same, each group with one of its curves."""
+    groups: list[tuple[list[str], FloatArray]] = []
+    for name, curve in curves.items():
+        for names, other in groups:
+            if curve.shape == other.shape and np.allclose(curve, other, rtol=0.01):
+                names.append(name)
+                break
+        else:
+            groups.append(([name], curve))
+    return groups

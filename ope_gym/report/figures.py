@@ -1,6 +1,8 @@
-"""Draw estimates with their intervals: of one policy by several estimators, or a ranking.
+"""Draw figures for papers: estimates with their intervals, rankings, overlaps, distributions.
 
-An interval that would blow up the axis is cut and ends in an arrow, as in the OPE tab.
+The screen has the OPE tab; figures are plain `Figure` objects: no window, no pyplot, no global
+state. `figure.savefig("forest.png")` writes one. They need matplotlib, the extra `plots`. An
+interval that would blow up the axis is cut and ends in an arrow, as in the tab.
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ope_gym.arguments import real, whole
+from ope_gym.arrays import FloatArray
 from ope_gym.inference.estimate import Estimate
 from ope_gym.inference.regimes import label
 from ope_gym.report import text
-from ope_gym.report.canvas import BANDS, GREY, INK, dress, legend, new_figure, title
-from ope_gym.report.curves import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# colour-blind safe (Okabe and Ito), dark enough for thin lines on white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":")
+BANDS = {"red": "#B5301C", "amber": "#D98A00", "green": "#008A65"}  # unlike in brightness
+INK, GREY, _GRID = "#333333", "#666666", "#d9d9d9"
 
 _MARKERS = {"green": "o", "amber": "D", "red": "X"}  # told apart without any colour as well
 _WORDS = {
@@ -29,6 +36,40 @@ _WORDS = {
     "red": "red: not to be trusted",
 }
 _WIDEST = 3.0  # times the usual reach of an interval: those beyond would blow up the axis
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure; without matplotlib, raise and name the extra that brings it."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'figures need matplotlib: pip install -e ".[plots]" -c constraints.txt'
+        ) from error
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)  # inches around the axes
+    return figure
+
+
+def dress(axes: Axes, x: str, y: str) -> None:
+    """Label the axes, and leave out all ink that is not needed."""
+    axes.set_xlabel(x, color=INK, fontsize=9)
+    axes.set_ylabel(y, color=INK, fontsize=9)
+    axes.grid(color=_GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=8)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def title(axes: Axes, text: str, pad: float = 6.0) -> None:
+    """Write a title so many points above the left end of the axes."""
+    axes.set_title(text, loc="left", fontsize=11, color=INK, pad=pad)
+
+
+def legend(figure: Figure, **style: Any) -> None:
+    """Put the legend below the axes."""
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8, labelcolor=INK, **style)
 
 
 def forest_figure(
@@ -119,7 +160,7 @@ def _rows(
             axes.text(0.015, y, "undefined", transform=across, fontsize=8, **style)
     dress(axes, "value of the policy", "")
     axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(len(estimates)), [shorten(name, 28) for name in estimates])
+    axes.set_yticks(range(len(estimates)), [text.shorten(name, 28) for name in estimates])
     axes.tick_params(axis="y", length=0, labelsize=9)
 
 
@@ -206,3 +247,76 @@ def _limits(estimates: Sequence[Estimate], known: Sequence[float]) -> tuple[floa
     near = [*numbers[away <= _WIDEST * usual], middle, *known]
     margin = 0.05 * float(np.ptp(near)) or max(0.05 * abs(middle), 0.5)
     return float(np.min(near)) - margin, float(np.max(near)) + margin
+
+
+def overlap_figure(matrix: FloatArray, evaluated: Sequence[str], recorded: Sequence[str]) -> Figure:
+    """Draw a heat map of overlaps: policies to evaluate against policies that recorded.
+
+    Args:
+        matrix: (E, J) overlaps, NaN where unknown; see `ope_gym.analysis.overlap`.
+        evaluated: (E,) names of the rows; the last is the target.
+        recorded: (J,) names of the columns.
+    """
+    rows, columns = matrix.shape
+    side = min(0.36, 7.0 / columns)
+    figure = new_figure(max(4.2, 2.0 + side * columns), max(3.0, 1.4 + side * rows))
+    axes = figure.add_subplot()
+    image = axes.imshow(np.ma.masked_invalid(matrix), vmin=0, vmax=1, cmap="Blues", aspect="equal")
+    axes.set_facecolor("#bbbbbb")  # of policies that cannot be asked for probabilities
+    if columns <= 16:
+        for i, j in np.argwhere(np.isfinite(matrix)):
+            ink = "white" if matrix[i, j] > 0.5 else INK
+            share = f"{matrix[i, j]:.2f}".removeprefix("0").removesuffix(".00") or "0"
+            axes.text(j, i, share, ha="center", va="center", fontsize=7, color=ink)
+    axes.axhline(rows - 1.5, color="white", linewidth=4)  # the target stands apart
+    axes.set_xticks(range(columns), [name.removeprefix("policy ") for name in recorded])
+    axes.set_yticks(range(rows), [name.removeprefix("policy ") for name in evaluated])
+    dress(axes, "policy that recorded", "policy to evaluate")
+    axes.grid(visible=False)
+    axes.tick_params(length=0, labelsize=8 if columns <= 16 else 6)
+    title(axes, "Overlap of policies")
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=[0, 0.5, 1])
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=0)
+    meaning = (
+        "squared Bhattacharyya coefficient of whole episodes:\n1 the same, 0 nothing in common"
+    )
+    figure.supxlabel(meaning, fontsize=8, color=GREY, x=0.02, ha="left")
+    return figure
+
+
+def distribution_figure(
+    curves: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    level: float,
+    marks: Mapping[str, float],
+) -> Figure:
+    """Draw a distribution function with its band, and some returns as vertical lines.
+
+    Args:
+        curves: Returns, and there the function and the edges of its band, (m,) each.
+        level: Confidence level of the band: the whole function lies inside with it.
+        marks: Returns by name; those that are not finite are left out.
+    """
+    x, value, low, high = curves
+    edge = 0.03 * max(float(np.ptp(x)), 1e-9)
+    at = np.concatenate([[x[0] - edge], x, [x[-1] + edge]])
+    half = float(np.max(high - value)) if np.isfinite(high).all() else 0.0
+    # before the first return the function is 0, and after the last it stays
+    reach = [np.concatenate([[s], c, c[-1:]]) for c, s in ((value, 0), (low, 0), (high, half))]
+    figure = new_figure(5.6, 3.6)
+    axes = figure.add_subplot()
+    label = f"{100 * level:g} % band of the whole function"
+    band: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.18, "linewidth": 0, "label": label}
+    axes.fill_between(at, reach[1], reach[2], step="post", **band)
+    axes.step(at, reach[0], where="post", color=COLOURS[0], linewidth=1.4)
+    for index, (name, mark) in enumerate(marks.items(), start=1):
+        if np.isfinite(mark):
+            line: dict[str, Any] = {"color": COLOURS[index], "linestyle": DASHES[index]}
+            axes.axvline(mark, linewidth=1.2, label=f"{name}: {mark:.4g}", **line)
+    axes.set_ylim(0.0, 1.0)
+    axes.margins(x=0.0)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    dress(axes, "return", "episodes with at most this return")
+    title(axes, "The distribution of returns")
+    legend(figure, ncols=3)
+    return figure

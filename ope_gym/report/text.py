@@ -103,6 +103,15 @@ def rounded(value: float, digits: int | None) -> str:
     return text.lstrip("-") if not any(c in "123456789" for c in text) else text
 
 
+def shorten(name: str, most: int) -> str:
+    """Return a name of at most `most` characters.
+
+    >>> shorten("episodes", 8), shorten("episodes", 4)
+    ('episodes', 'epi…')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def level(confidence: float) -> str:
     """Return a confidence level: 0.95 is "95 %"."""
     return f"{100 * confidence:g} %"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ope_gym.report.canvas import INK, dress
+from ope_gym.report.figures import INK, dress
 from studies.blackjack.claims import PAPER
 from studies.harness.pictures import BLUE, GREEN, RED, dots, legend_below, new_figure
 from studies.harness.study import Summary

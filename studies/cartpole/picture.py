@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from ope_gym.report.canvas import INK, dress
+from ope_gym.report.figures import INK, dress
 from studies.cartpole.claims import PAPER
 from studies.harness.pictures import BLUE, GREEN, PINK, RED, dots, legend_below, new_figure
 from studies.harness.study import Summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from ope_gym.report.canvas import INK, dress
+from ope_gym.report.figures import INK, dress
 from studies.harness.pictures import BLUE, GREEN, PINK, RED, new_figure
 from studies.harness.study import Summary
 

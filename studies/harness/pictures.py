@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from ope_gym.report.canvas import COLOURS
+from ope_gym.report.figures import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

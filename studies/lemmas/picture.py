@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ope_gym.report.canvas import INK, dress
+from ope_gym.report.figures import INK, dress
 from studies.harness.pictures import BLUE, GREEN, RED, new_figure
 from studies.harness.study import Summary
 
