@@ -3,7 +3,8 @@
     python benchmarks/crashes.py kills [--times 200]
     python benchmarks/crashes.py faults
 
-`kills` sends SIGKILL at random moments, each second time to a recorder that continues the file of
+`kills` sends SIGKILL at random moments to recorders of a single and of a vector environment and
+to a training of Stable-Baselines3, each second time to one that continues the file of
 the one before, and compares the episodes in the file with those that the recorder had announced.
 `faults` fails the k-th write, sync, truncation, deletion or renaming of a short run, once or for
 the rest of it, for each k, by a library between SQLite and the system that gcc compiles. An
@@ -109,13 +110,36 @@ def play(env: Any, kind: str, steps: int, *, announce: bool = False) -> int:
     return ended
 
 
+def train(path: Path) -> None:
+    """Train for ever, and announce the episodes of the training that have ended."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+
+    from wrappers.sb3 import OPECallback
+
+    class Announce(BaseCallback):
+        ended = 0
+
+        def _on_step(self) -> bool:
+            self.ended += int(self.locals["dones"].sum())
+            print(self.ended, flush=True)
+            return True
+
+    torch.set_num_threads(1)
+    ope = OPECallback(None, eval_freq=256, path=path, estimators="NFIS", verbose=0)
+    env = gym.make("CartPole-v1", max_episode_steps=40)
+    model = PPO("MlpPolicy", env, n_steps=64, n_epochs=1, device="cpu")
+    model.learn(10**9, callback=CallbackList([ope, Announce()]))
+
+
 def kills(times: int) -> None:
     moments = random.Random(0)
-    for kind in ("single", "vector"):
+    for kind in ("single", "vector", "sb3"):
         results = Counter[str]()
         with tempfile.TemporaryDirectory() as name:
             path, before = Path(name) / "run.ope", 0
-            for i in range(times // 2):
+            for i in range(times // 3):
                 command = [sys.executable, __file__, "endless", "--kind", kind, "--path", str(path)]
                 with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
                     assert process.stdout is not None
@@ -125,14 +149,14 @@ def kills(times: int) -> None:
                     lines += process.stdout.read().splitlines(keepends=True)
                 announced = int([x for x in lines if x.endswith(b"\n")][-1])
                 data = Trajectories.load(path)
-                data.audit(1e-12)
+                data.audit(1e-4 if kind == "sb3" else 1e-12)  # single precision there
                 results["episodes"] += len(data) - before
                 results["lost"] += max(0, announced - (len(data) - before))
                 results["more than were played"] += len(data) - before > announced + 8
                 before = len(data)
                 if i % 2:
                     path, before = Path(name) / f"run-{i}.ope", 0
-        print(f"{times // 2} kills, {kind}: {dict(results)}", flush=True)
+        print(f"{times // 3} kills, {kind}: {dict(results)}", flush=True)
 
 
 def faulty(kind: str, path: Path, k: int, code: int, lasting: bool, shim: Any) -> tuple[int, int]:
@@ -190,6 +214,8 @@ def main() -> None:
     parser.add_argument("--path", type=Path)
     arguments = parser.parse_args()
     if arguments.what == "endless":
+        if arguments.kind == "sb3":
+            train(arguments.path)
         env = recorder(arguments.kind, arguments.path)
         play(env, arguments.kind, 10**9, announce=True)
     elif arguments.what == "kills":

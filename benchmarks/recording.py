@@ -1,15 +1,13 @@
 """Measure the cost of recording: the CPU time of a run against that of the bare environment.
 
-    python benchmarks/recording.py [--repetitions 20] [--growth]
+    python benchmarks/recording.py [--repetitions 20]
     python benchmarks/recording.py --peer minari=peer-minari/bin/python
 
 Every repetition runs all contenders one after the other, so that a busy machine slows all of them
 down. The medians over the repetitions are shown: the ratio to the bare environment of the same
 repetition, and the time added to a step. Actions are uniformly random. The time of our recorders
 includes the log-probabilities by the policy and putting all episodes into the buffer; with a file,
-also bringing every finished episode to the operating system before the step returns. `--growth`
-measures something else: how long it takes to look at the latest episodes of a growing record.
-
+also bringing every finished episode to the operating system before the step returns.
 `--peer` runs the recorder of another library with the python of an environment that has it, see
 benchmarks/peers/README.md: the same environments, actions and number of steps, and its own bare
 loop in the same process.
@@ -22,7 +20,6 @@ import contextlib
 import json
 import subprocess
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +27,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from peers.peer_loop import ENVS, NullEnv, Run, cpu_seconds, play, random_actions
+from peers.peer_loop import ENVS, Run, cpu_seconds, play, random_actions
 
 import wrappers
 import wrappers.vector
-from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.policies import LinearSigmoid, Policy, Uniform
 
 UNIFORM = Uniform(2)
@@ -94,33 +90,6 @@ def vector(num_envs: int, steps: int, folder: Path) -> dict[str, Run]:
     }
 
 
-def growth(repetitions: int) -> None:
-    """Show the time of a look at the latest episodes, at several sizes of the record."""
-    n, length, window = 103, 20, 5
-    buffer = TrajectoryBuffer(NullEnv.observation_space, NullEnv.action_space)
-    rng = np.random.default_rng(0)
-    seen = rng.random((n * length, 4), dtype=np.float32)
-    chosen, rewards = rng.integers(2, size=n * length), np.ones(n * length)
-    print(f"{n * length:,} steps more, then view().select(last={window}), one policy for each")
-    steps = clock = 0
-    for size in (60_000, 240_000, 960_000, 3_300_000):
-        taken = []
-        while steps < size or len(taken) < repetitions:
-            k = buffer.add_policy(LinearSigmoid(np.full(4, 1e-3 * clock)))
-            given = np.full(n * length, LOG_HALF)
-            lengths = np.full(n, length)
-            buffer.append_many(
-                seen, chosen, rewards, given, k, lengths=lengths, terminated=True, copy=False
-            )
-            start = time.process_time()
-            found = buffer.view().select(last=window)
-            taken.append(time.process_time() - start)
-            assert len(found) == n * min(window, clock + 1)
-            steps, clock = steps + n * length, clock + 1
-        late = np.array(taken[-repetitions:]) * 1e3
-        print(f"  {steps:>10,} steps {np.median(late):8.2f} ms, on average {late.mean():.2f} ms")
-
-
 def by_peers(peers: dict[str, str], repetitions: int) -> dict[str, dict[str, Any]]:
     """Run the recorders of other libraries; return the seconds of each by title and name."""
     found: dict[str, dict[str, Any]] = {title: {} for title in ENVS}
@@ -152,13 +121,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--growth", action="store_true")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     arguments = parser.parse_args()
     n = arguments.repetitions
-    if arguments.growth:
-        growth(n)
-        return
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # runs end in the middle of episodes

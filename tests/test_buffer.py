@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,10 @@ import pytest
 from gymnasium import spaces as S
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.data import schema, spaces
+from ope_gym.data import spaces
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.schedules import Schedule
 from ope_gym.data.trajectories import PropensityMismatch, Trajectories
@@ -1019,53 +1016,6 @@ def test_any_history_reads_back_as_appended(
         assert np.array_equal(found.log_probs[rows], logs)
         assert (found.policy_ids[rows] == k).all()
         assert found.held_out[i] == held
-
-
-def test_a_view_copies_the_new_episodes_and_not_the_old_ones() -> None:
-    buffer = TrajectoryBuffer(S.Dict(a=S.Box(-1, 1, (2,)), b=S.Discrete(9)), S.Discrete(2))
-    rng = np.random.default_rng(0)
-    views, arrays = [], list[Any]()
-    for i in range(40):
-        k = buffer.add_policy(LinearSigmoid(np.full(2, 0.1 * i)))
-        n = int(rng.integers(1, 9))
-        seen = {"a": rng.uniform(size=(n, 2)).astype(np.float32), "b": rng.integers(9, size=n)}
-        chosen, rewards = rng.integers(2, size=n), rng.normal(size=n)
-        buffer.append(seen, chosen, rewards, np.full(n, -0.7), k, terminated=True)
-        arrays.append((seen["a"], seen["b"], chosen, rewards))
-        view = buffer.view()
-        views.append(view)
-        assert view.lengths.tolist() == [len(x) for *_, x in arrays]
-        assert view.first_policies.tolist() == list(range(i + 1))
-    for i in (0, 7, 39):  # also the old ones are what they were
-        for j, key in enumerate("ab"):
-            column = views[i].observations[key]
-            assert_array_equal(column, np.concatenate([x[j] for x in arrays[: i + 1]]))
-        assert_array_equal(views[i].rewards, np.concatenate([x[3] for x in arrays[: i + 1]]))
-        assert not views[i].rewards.flags.writeable
-    moved = sum(not np.shares_memory(a.rewards, b.rewards) for a, b in pairwise(views))
-    assert moved <= 7  # each time there is twice the room
-    assert_array_equal(view.select(last=3).lengths, view.lengths[-3:])
-    copied = pickle.loads(pickle.dumps(buffer))
-    buffer.extend(view)
-    assert (len(copied), len(buffer)) == (40, 80)
-    assert_array_equal(buffer.view().first_policies, [*range(40)] * 2)
-
-
-def test_the_latest_policies_are_found_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Views of a growing record, old ones too, select what a look at all episodes would."""
-    monkeypatch.setattr(schema, "_BLOCK", 4)
-    buffer, rng, views = small_buffer(30), np.random.default_rng(0), list[Any]()
-    for i in range(25):
-        for k in np.clip(rng.integers(-6, 7, size=rng.integers(1, 7)) + i, 0, 29):
-            buffer.append(**episode(1, policy_ids=int(k), held_out=bool(k % 2)))
-        views.append(buffer.view())
-    for view in views:
-        first, some = view.first_policies, rng.integers(len(view), size=5)
-        for last in (1, 2, 5, 40):
-            kept = np.isin(first, np.unique(first)[-last:])
-            assert_array_equal(view.select(last=last).first_policies, first[kept])
-            found = view.select(last=last, episodes=some, held_out=True).first_policies
-            assert_array_equal(found, first[some][kept[some] & view.held_out[some]])
 
 
 def test_schedules_of_old_views_stay() -> None:

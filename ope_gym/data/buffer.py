@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import offsets_of, place, step_numbers
+from ope_gym.arrays import place
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.checks import (
@@ -25,9 +25,6 @@ from ope_gym.data.checks import (
 )
 from ope_gym.data.schedules import ChangeTable, PolicyTable, Schedule
 from ope_gym.data.schema import (
-    COLUMNS,
-    DERIVED,
-    GrowingColumns,
     agree,
     freeze,
     join,
@@ -38,8 +35,7 @@ from ope_gym.data.trajectories import Trajectories, Viewable, nothing
 from ope_gym.files import PathLike
 from ope_gym.policies import Policy, as_policy
 
-# An object for every part costs more memory than a few rows: 256 parts in a row that have fewer
-# than 4,096 rows each are joined.
+# An object for every part costs more memory than a few rows: so many small parts are joined.
 _SMALL_ROWS, _SMALL_PARTS = 4_096, 256
 # Inside the buffer, schedule 0 is that of its own loop, and those that `extend` brought follow.
 _OWN = 0
@@ -48,9 +44,8 @@ _OWN = 0
 class TrajectoryBuffer(Viewable):
     """Collect the finished episodes of a training loop, with the policies that acted.
 
-    Appending keeps the arrays as they are; `view` joins those that came since the last call to the
-    others, which stay where they are. Besides what is listed here, a buffer has the methods of
-    `Trajectories`: `returns`, `select`, `merge`, `audit` and `save`.
+    Appending keeps the arrays as they are, and the next `view` joins them. Besides what is listed
+    here, a buffer has the methods of `Trajectories`: `returns`, `select`, `merge`, `audit`, `save`.
 
     >>> from ope_gym.policies import Uniform
     >>> buffer = TrajectoryBuffer()
@@ -81,16 +76,12 @@ class TrajectoryBuffer(Viewable):
         self._policies = PolicyTable()
         self._changes = ChangeTable()
         self._foreign: list[Schedule] = []  # schedules of trajectories that `extend` brought
-        # Schedules are numbered as at _OWN.
-        self._seen: GrowingColumns[Trajectories] | None = None  # the episodes of the last view
-        self._parts: list[Trajectories] = []  # those that came later
+        self._parts: list[Trajectories] = []  # all episodes; schedules are numbered as at _OWN
         self._small = 0  # how many of the last parts have few rows
-        self._loose: list[dict[str, Any]] = []  # later episodes: one value or batch for each column
         self._n = 0
         self._signature: Any = None  # structure of observations and actions without a space
         self._latest = 0  # all steps so far were taken before this clock
         self._view: Trajectories | None = None
-        self._shown: dict[Any, NDArray[np.int32]] = {}  # schedule_ids of the last view, by rule
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -160,48 +151,24 @@ class TrajectoryBuffer(Viewable):
             start_clock: Step of the loop at which it began; needed where policies change inside
                 episodes.
         """
-        index = self._n
-
-        def where(row: int | None) -> str:
-            return f"episode {index}" if row is None else f"episode {index}, step {row}"
-
-        steps = check_steps(
-            Steps(observations, actions, rewards, log_probs),  # type: ignore[arg-type]
-            self.observation_space,
-            self.action_space,
-            discrete=self._discrete,
-            where=where,
+        if start_clock is not None:
+            _as_clock(start_clock, f"episode {self._n}: start_clock")
+        rows = len(floats(rewards, "rewards", lambda row: f"episode {self._n}", copy=False))
+        if rows == 0:
+            raise ValueError(f"episode {self._n} has no steps; an episode has at least one")
+        self.append_many(
+            observations,
+            actions,
+            rewards,
+            log_probs,
+            policy_ids,
+            lengths=[rows],
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            held_out=bool(held_out),
+            start_clock=-1 if start_clock is None else start_clock,
         )
-        n = len(steps.rewards)
-        ids = check_policy_ids(policy_ids, n, len(self._policies.policies), where)
-        clock = -1 if start_clock is None else _as_clock(start_clock, f"{where(None)}: start_clock")
-        if n == 0:
-            raise ValueError(f"{where(None)} has no steps; an episode has at least one")
-        ended = bool(terminated) or bool(truncated)
-        check_ends(where(None), ended=ended, steps=n, horizon=self.horizon)
-        self._check_policies(ids, clock, where)
-        signature = self._check_signature(
-            steps, where(None), self.observation_space, self.action_space
-        )
-        # without a recorded change there is no schedule that the episode could follow
-        slot = _OWN if clock >= 0 and self._changes.clocks else -1
-        episode = {
-            **steps._asdict(),
-            "policy_ids": ids,
-            "terminated": bool(terminated),
-            "truncated": bool(truncated),
-            "held_out": bool(held_out),
-            "start_clock": clock,
-            "schedule_ids": slot,
-        }
-        # everything is checked: from here on nothing can fail
-        self._signature = signature
-        self._loose.append(episode)
-        self._n += 1
-        if clock >= 0:
-            self._latest = max(self._latest, clock + n)
-        self._view = None
-        return index
+        return self._n - 1
 
     def append_many(
         self,
@@ -242,6 +209,8 @@ class TrajectoryBuffer(Viewable):
 
         def where(row: int | None) -> str:
             if row is None:
+                if n == 1:
+                    return f"episode {first}"
                 return f"episodes {first} to {first + n - 1}" if n else _of_many(row)
             episode, step = place(row, offsets)
             return f"episode {first + episode}, step {step}"
@@ -279,20 +248,12 @@ class TrajectoryBuffer(Viewable):
         )
         if n == 0:
             return part
-        i = 0 if n == 1 else self._first_doubtful(part, sizes)
-        if i is not None:
-            name, begin, clock = f"episode {first + i}", int(offsets[i]), int(clocks[i])
-            ended = bool(part.terminated[i] or part.truncated[i])
-            check_ends(name, ended=ended, steps=int(sizes[i]), horizon=self.horizon)
-            if clock != -1:
-                _as_clock(clock, f"{name}: start_clock")
-            ids = part.policy_ids[begin : begin + int(sizes[i])]
-            self._check_policies(ids, clock, lambda row: where(begin + (row or 0)))
+        self._check_ends(part)
+        self._check_policies(part, where)
         signature = self._check_signature(
             steps, where(None), self.observation_space, self.action_space
         )
         # everything is checked: from here on nothing can fail
-        self._flush()
         self._signature = signature
         for column in steps:  # the caller has these arrays, too; `view` freezes the others
             for leaf in batches.leaves(column):
@@ -311,49 +272,43 @@ class TrajectoryBuffer(Viewable):
             self._parts[-_SMALL_PARTS:] = [join(self._parts[-_SMALL_PARTS:])]
             self._small = 0
 
-    def _first_doubtful(self, part: Trajectories, sizes: NDArray[np.int64]) -> int | None:
-        """Return the first episode that `append` would refuse, or None."""
-        clocks, changes = part.start_clock, self._changes
-        good = (part.terminated | part.truncated) & (clocks >= -1)
-        if self.horizon is not None:
-            good &= sizes <= self.horizon
-        if not good.all():
-            return int(np.argmin(good))
+    def _check_ends(self, part: Trajectories) -> None:
+        """Raise for the first episode that has not ended, is too long or has no such clock."""
+        clocks, ended = part.start_clock, part.terminated | part.truncated
+        wrong = ~ended | (part.lengths > (self.horizon or np.inf)) | (clocks < -1)
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            name, steps = f"episode {self._n + i}", int(part.lengths[i])
+            check_ends(name, ended=bool(ended[i]), steps=steps, horizon=self.horizon)
+            _as_clock(int(clocks[i]), f"{name}: start_clock")
+
+    def _check_policies(self, part: Trajectories, where: spaces.Where) -> None:
+        """Raise if a policy acted that the recorded changes do not name."""
+        clocks, changes, ids = part.start_clock, self._changes, part.policy_ids
         expected: Any
         if changes.clocks and clocks.min() >= changes.clocks[-1]:
             expected = changes.policies[-1]
         else:
-            expected = np.repeat(part.policy_ids[part.offsets[:-1]], sizes)
-            scheduled = np.repeat(part.schedule_ids == _OWN, sizes)
+            expected = np.repeat(part.first_policies, part.lengths)
+            scheduled = np.repeat(part.schedule_ids == _OWN, part.lengths)
             if scheduled.any():
-                at = np.repeat(clocks, sizes) + step_numbers(part.offsets)
+                at = np.repeat(clocks, part.lengths) + part.steps
                 expected[scheduled] = changes.policy_at(at[scheduled])
-        wrong = part.policy_ids != expected
-        if not wrong.any():
-            return None
-        return place(int(np.argmax(wrong)), part.offsets)[0]
-
-    def _check_policies(self, ids: NDArray[np.int32], clock: int, where: spaces.Where) -> None:
-        """Raise if a policy acted that the recorded changes do not name."""
-        scheduled = clock >= 0 and bool(self._changes.clocks)
-        expected: Any = ids[0]
-        if scheduled:
-            expected = self._changes.policy_over(clock, len(ids))
-            if expected is None:
-                expected = self._changes.policy_at(clock + np.arange(len(ids)))
         wrong = ids != expected
         if not wrong.any():
             return
-        row = int(np.flatnonzero(wrong)[0])
-        if not scheduled:
+        row = int(np.argmax(wrong))
+        i, step = place(row, part.offsets)
+        if part.schedule_ids[i] != _OWN:
+            before = part.first_policies[i]
             raise ValueError(
-                f"{where(row)}: policy_ids is {ids[row]} after {ids[0]}, but {CHANGES_NEED_A_CLOCK}"
+                f"{where(row)}: policy_ids is {ids[row]} after {before}, but {CHANGES_NEED_A_CLOCK}"
             )
         due = np.broadcast_to(expected, ids.shape)[row]
         raise ValueError(
-            f"{where(row)}: policy_ids is {ids[row]} at clock {clock + row}, but by the recorded "
-            f"changes {f'policy {due} acts' if due >= 0 else 'no policy acts yet'} there; call "
-            "change_policy when the policy changes"
+            f"{where(row)}: policy_ids is {ids[row]} at clock {clocks[i] + step}, but by the "
+            f"recorded changes {f'policy {due} acts' if due >= 0 else 'no policy acts yet'} there; "
+            "call change_policy when the policy changes"
         )
 
     def _check_signature(
@@ -384,7 +339,6 @@ class TrajectoryBuffer(Viewable):
             signature = self._check_signature(
                 steps, "the trajectories", agreed["observation_space"], agreed["action_space"]
             )
-        self._flush()
         numbers = [self._policies.add(policy) for policy in other.policies]
         part, schedules = renumber(other, numbers, first_schedule=_OWN + 1 + len(self._foreign))
         self.observation_space, self.action_space = (
@@ -402,71 +356,36 @@ class TrajectoryBuffer(Viewable):
     def view(self) -> Trajectories:
         """Return everything recorded so far, as read-only columns."""
         if self._view is None:
-            self._flush()
-            if self._seen is None:
-                self._seen = GrowingColumns(self._nothing())
+            whole = nothing(self.observation_space, self.action_space, self.horizon)
             if self._parts:
-                grown = self._seen.joined(self._parts)
-                self._seen.all, self._parts, self._small = grown, [], 0
-            seen, found = self._seen, self._seen.all
+                self._parts, self._small = [join(self._parts)], 0
+                whole = self._parts[0]
             schedules = tuple(self._foreign)
             if self._changes.clocked_from is not None:
                 schedules = (self._changes.schedule(), *schedules)
             self._view = freeze(
                 dataclasses.replace(
-                    found,
-                    schedule_ids=self._schedule_ids(seen),
+                    whole,
+                    schedule_ids=self._schedule_ids(whole),
                     schedules=schedules,
                     policies=self.policies,
                 )
             )
-            vars(self._view).update({name: getattr(found, name) for name in DERIVED})
         return self._view
 
-    def _schedule_ids(self, seen: GrowingColumns[Trajectories]) -> NDArray[np.int32]:
-        """Return the schedules of all episodes; only the new ones are looked at, if there are."""
-        clocked_from, found = self._changes.clocked_from, seen.all
-        rule = (clocked_from, bool(self._foreign))
-        ids = self._shown.get(rule, np.empty(0, dtype=np.int32))
-        more, clocks = found.schedule_ids[len(ids) :], found.start_clock[len(ids) :]
-        if clocked_from is not None:
-            more = np.where((more == _OWN) & (clocks < clocked_from), np.int32(-1), more)
-        elif self._foreign:  # own ones need no schedule: their policy never changes inside them
-            more = np.maximum(more - 1, -1)
-        else:
-            more = np.full(len(more), -1, dtype=np.int32)
-        self._shown = {rule: seen.longer(("view", rule), ids, more)}
-        return self._shown[rule]
-
-    def _nothing(self) -> Trajectories:
-        return nothing(self.observation_space, self.action_space, self.horizon)
-
-    def _flush(self) -> None:
-        """Join the episodes that were appended one by one into a part."""
-        if not self._loose:
-            return
-        columns: dict[str, Any] = {}
-        for column in COLUMNS:
-            values = [episode[column.name] for episode in self._loose]
-            if column.per == "step":
-                columns[column.name] = batches.concatenate(values)
-            else:
-                columns[column.name] = np.array(values, dtype=column.dtype)
-        part = Trajectories(
-            **columns,
-            offsets=offsets_of([len(episode["rewards"]) for episode in self._loose]),
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            horizon=self.horizon,
-        )
-        self._parts.append(freeze(part))
-        self._small, self._loose = 0, []
+    def _schedule_ids(self, whole: Trajectories) -> NDArray[np.int32]:
+        """Return the schedules of all episodes, numbered as `view` shows them."""
+        ids, clocked_from = whole.schedule_ids, self._changes.clocked_from
+        if (
+            clocked_from is None
+        ):  # own ones need no schedule: their policy never changes inside them
+            return np.maximum(ids - 1, -1)
+        return np.where((ids == _OWN) & (whole.start_clock < clocked_from), np.int32(-1), ids)
 
     def clear(self) -> None:
         """Drop all episodes; policies keep their numbers, and the loop its clock and changes."""
-        self._seen, self._parts, self._small, self._loose = None, [], 0, []
+        self._parts, self._small = [], 0
         self._foreign, self._n, self._signature, self._view = [], 0, None, None
-        self._shown = {}
 
     def __len__(self) -> int:
         return self._n

@@ -98,14 +98,6 @@ class ChangeTable:
         if mid_episode and self.clocked_from is None:
             self.clocked_from = last
 
-    def policy_over(self, start: int, n: int) -> int | None:
-        """Return the policy of `n` steps from `start` on; -1 before the first, None if several."""
-        first = bisect_right(self.clocks, start) - 1
-        last = bisect_right(self.clocks, start + n - 1) - 1
-        if first != last:
-            return None
-        return -1 if first < 0 else self.policies[first]
-
     def policy_at(self, clocks: IntArray) -> NDArray[np.int32]:
         """Return the policy that acts at each clock; -1 before the first change."""
         # only the part of the table that matters: a loop may change its policy at every step

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,11 +97,6 @@ class Columns:
         return read_only(self.policy_ids[self.offsets[:-1]])
 
     @cached_property
-    def block_tops(self) -> NDArray[np.int32]:
-        """The highest first policy of every 1,024 episodes, or one that came later."""
-        return read_only(_block_tops(self.first_policies))
-
-    @cached_property
     def steps(self) -> Ints:
         """(S,) number of the step within its episode, from 0."""
         return read_only(arrays.step_numbers(self.offsets))
@@ -137,8 +132,6 @@ BY_EPISODE = tuple(column.name for column in COLUMNS if column.per == "episode")
 BATCHES = tuple(column.name for column in COLUMNS if column.dtype is None)
 AGREED = ("observation_space", "action_space", "horizon")
 
-_BLOCK = 1024  # episodes of `block_tops`
-
 C = TypeVar("C", bound=Columns)
 
 
@@ -162,32 +155,10 @@ def freeze(data: C) -> C:
     return data
 
 
-def _block_tops(first_policies: NDArray[np.int32]) -> NDArray[np.int32]:
-    starts = np.arange(0, len(first_policies), _BLOCK)
-    if not len(starts):
-        return np.empty(0, dtype=np.int32)
-    return np.asarray(np.maximum.reduceat(first_policies, starts))
-
-
 def latest_episodes(data: Columns, last: int) -> Ints:
-    """Return the episodes of the `last` highest policy numbers, without a look at all others.
-
-    Blocks of episodes are searched from the highest number down, until no other can have one of
-    the `last` highest.
-    """
-    first, tops = data.first_policies, data.block_tops
-    numbers: NDArray[np.int32] = np.empty(0, dtype=np.int32)
-    searched = []
-    for block in np.argsort(-tops, kind="stable").tolist():
-        if len(numbers) >= last and tops[block] < numbers[-last]:
-            break
-        searched.append(block)
-        numbers = np.union1d(numbers, first[block * _BLOCK : (block + 1) * _BLOCK])[-last:]
-    latest = [
-        block * _BLOCK + np.flatnonzero(first[block * _BLOCK : (block + 1) * _BLOCK] >= numbers[0])
-        for block in sorted(searched)
-    ]
-    return np.concatenate([np.empty(0, dtype=np.int64), *latest])
+    """Return the episodes of the `last` highest policy numbers."""
+    numbers = np.unique(data.first_policies)[-last:]
+    return np.flatnonzero(np.isin(data.first_policies, numbers))
 
 
 def take(data: C, episodes: Ints) -> C:
@@ -262,70 +233,3 @@ def renumber(
         part, policy_ids=read_only(policy_ids), schedule_ids=read_only(ids.astype(np.int32))
     )
     return changed, schedules
-
-
-# Columns that grow -------------------------------------------------------------------------
-
-_BY_ROW = ("lengths", "first_policies")  # follow from the columns, and are asked for often
-DERIVED = (*_BY_ROW, "block_tops")
-
-
-class GrowingColumns(Generic[C]):
-    """Episodes with room behind them for those that come.
-
-    Rows are added and never changed, so that columns of earlier days share their memory with those
-    of today. Where the room does not suffice, all rows move to twice the room: each is copied about
-    twice in its life.
-
-    Args:
-        first: No episodes; has the spaces.
-
-    Attributes:
-        all: All episodes so far. Whoever adds some sets it to what `joined` returned: in one
-            statement with what else depends on it, so that no interrupt comes between.
-    """
-
-    def __init__(self, first: C) -> None:
-        self.all = first
-        self._rooms: dict[tuple[Any, ...], NDArray[Any]] = {}  # the arrays behind the columns
-
-    def joined(self, parts: Sequence[C]) -> C:
-        """Return what `all` is to be with more episodes, of the same spaces; read-only."""
-        if not len(self.all):  # not copied before there are more
-            return join([self.all, *parts])
-        new = join(parts)
-        offsets = new.offsets[1:] + self.all.offsets[-1]
-        changed = {"offsets": self.longer(("offsets",), self.all.offsets, offsets)} | {
-            name: self.longer((name,), getattr(self.all, name), getattr(new, name))
-            for name in (*BY_STEP, *BY_EPISODE)
-        }
-        joined = freeze(dataclasses.replace(self.all, **changed))
-        for name in _BY_ROW:
-            vars(joined)[name] = self.longer((name,), getattr(self.all, name), getattr(new, name))
-            vars(joined)[name].setflags(write=False)
-        whole = len(self.all) // _BLOCK  # blocks that are full: the last one grows
-        tops = _block_tops(joined.first_policies[whole * _BLOCK :])
-        tops = self.longer(("block_tops",), self.all.block_tops[:whole], tops)
-        vars(joined)["block_tops"] = read_only(tops)
-        return joined
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the room out: a copy has its own."""
-        return {"all": self.all, "_rooms": {}}
-
-    def longer(self, place: tuple[Any, ...], old: Tree, new: Tree) -> Tree:
-        """Return a batch with the rows of both, in the room behind `old` if that is `place`'s."""
-        if isinstance(old, tuple):
-            return tuple(self.longer((*place, i), x, new[i]) for i, x in enumerate(old))
-        if isinstance(old, dict):
-            return {key: self.longer((*place, key), x, new[key]) for key, x in old.items()}
-        n, dtype, room = len(old) + len(new), np.promote_types(old.dtype, new.dtype), None
-        if old.shape[1:] == new.shape[1:]:
-            room = self._rooms.get(place)
-        if room is None or len(room) < n or room.dtype != dtype:
-            room = np.empty((2 * n, *old.shape[1:]), dtype)
-            np.concatenate([old, new], out=room[:n])  # raises if their rows differ in shape
-            self._rooms[place] = room
-        else:
-            room[len(old) : n] = new
-        return room[:n]
