@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_ALIKE = 1.25  # of an error: what 1.5 times as many episodes would gain
+
+
 class Differences(dict[str, Difference]):
     """Hold the differences of two targets by estimator; prints a line each."""
 
@@ -61,6 +64,9 @@ class Evaluation(Mapping[str, Estimate]):
     def best(self) -> Estimate:
         """Return the recommended estimate: auto, else NFIS, else the most reliable of the others.
 
+        NFIS comes before auto where its colour is better, the two agree and their errors are about
+        the same: then the model adds nothing but its assumptions.
+
         Of the others it is the first green one, or without any the first amber one, in the order of
         `ope_gym.estimators.table.by_recommendation`. One that rests on a model alone comes after
         all that have weights: its colour cannot show that the model is wrong.
@@ -69,7 +75,20 @@ class Evaluation(Mapping[str, Estimate]):
         if order[0] not in RECOMMENDED and len(order) > 1:
             order.sort(key=lambda name: COLOURS.index(self[name].verdict.colour))
             order.sort(key=lambda name: name in ESTIMATORS and not ESTIMATORS[name].scheme)
+        if tuple(order[:2]) == RECOMMENDED and self._as_good(*(self[n] for n in RECOMMENDED)):
+            return self[order[1]]
         return self[order[0]]
+
+    @staticmethod
+    def _as_good(first: Estimate, second: Estimate) -> bool:
+        """Tell whether the second says the same as the first, as exactly, and with less doubt."""
+        colours = [COLOURS.index(e.verdict.colour) for e in (first, second)]
+        apart = abs(first.value - second.value)
+        return bool(
+            colours[1] < colours[0]
+            and apart <= first.standard_error
+            and second.standard_error <= _ALIKE * first.standard_error
+        )
 
     def ranked(self) -> dict[str, Estimate]:
         """Return the estimates with the recommended ones first, as a table shows them."""

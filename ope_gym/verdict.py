@@ -3,13 +3,13 @@
 Whoever finds something out says so as a `Reason`; nobody passes sentences on, and nothing decides
 by reading one. The tables below give each code its effect and its words:
 
-    >>> reason = Reason("mean_weight_low", mean=0.364)
+    >>> reason = Reason("mean_weight_very_low", mean=0.364)
     >>> reason.effect, reason["mean"]
-    ('amber', 0.364)
+    ('red', 0.364)
     >>> print(reason)
     the mean weight is 0.36 instead of 1: the data miss much of what the target does
     >>> print(Verdict.of([reason, Reason("explore")]).colour)
-    amber
+    red
 """
 
 from __future__ import annotations
@@ -216,10 +216,9 @@ _AMBER: dict[str, Words] = {
     "mean_weight_high": (
         "the mean weight is {mean:.2f} instead of 1: a propensity or a behaviour may be wrong"
     ),
-    "mean_weight_low": _MISSING,
-    "mean_weight_uncertain": (
-        "the mean weight is {mean:.2f} instead of 1: episodes with large weights may be missing by "
-        "chance"
+    "mean_weight_low": (
+        "the mean weight is {mean:.2f} instead of 1: the episodes lack some of what the target "
+        "does, by chance or not"
     ),
     "weights_capped": _CAPPED,
     # the estimate rests on a model
@@ -260,7 +259,6 @@ _AMBER: dict[str, Words] = {
         "one episode makes up {share:.0%} of the squared error: a few extreme returns decide the "
         "value, and others may be missing"
     ),
-    "weight_share": "one episode holds {share:.1%} of the weight",
     # a duel, a gate and a ranking
     "duel_open": "open",
     "duel_undecided": "limit of {pairs:#pair} reached, nothing decided",
@@ -273,6 +271,11 @@ _AMBER: dict[str, Words] = {
     "fresh_few": "{enough:g} would be enough",
     "returns_alike": "how often other returns occur is unknown",
 }
+
+# These say that nothing but the model itself speaks for it.
+MODEL_DOUBTS = frozenset(
+    {"by_model", "markov_failed", "markov_untested", "shape_untested", "actions_unknown"}
+)
 
 _GREEN: dict[str, Words] = {
     "precise": _precise,
@@ -298,6 +301,7 @@ _BASIS: dict[str, Words] = {
 
 _NOTES: dict[str, Words] = {
     "weights_alone": "judged by the weights alone, as no error was asked for",
+    "data_unknown": "the q model cannot tell how much of what the target does it has data of",
     "support_rarely_left": (
         "at {steps} visited steps the target may take an action that no usable behaviour policy "
         "takes, but it rarely does"

@@ -54,7 +54,8 @@ def changed(estimate: Estimate, colour: str = "green", **changes: Any) -> Estima
     verdict = Verdict(reasons, changes.pop("advice", ()))
     usual: dict[str, Any] = {"value": 281.354, "standard_error": 10.2, "fresh_episodes": 37.4}
     usual["interval"] = Interval(256.16, 306.26, 0.95, "ess-t")
-    return dataclasses.replace(estimate, verdict=verdict, sample=sample, **{**usual, **changes})
+    changes = {"share": 0.0, **usual, **changes}
+    return dataclasses.replace(estimate, verdict=verdict, sample=sample, **changes)
 
 
 def test_how_sure_an_estimate_is_does_not_depend_on_those_beside_it(made: Recorded) -> None:

@@ -38,7 +38,8 @@ from ope_gym.estimators.reductions import Reduction
 from ope_gym.estimators.run import Reduce, aim, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed, Weights
-from ope_gym.inference.errors import cautious_error, standard_error
+from ope_gym.inference.errors import cautious_error, standard_error, uncorrelated
+from ope_gym.inference.intervals import Interval, whatever_bias
 from ope_gym.models import Baseline, TabularQ
 from ope_gym.models.base import Problem, Visits
 from ope_gym.models.folds import cross_fit
@@ -515,7 +516,7 @@ def test_auto_without_visits_is_the_estimate_by_weights() -> None:
     chunk = Weighted(data.offsets, data.rewards, {"fused": logs}, residuals, v[data.offsets[:-1]])
     ids = data.behaviour_ids
     setting = Setting(ids.size, ids, ids, np.bincount(ids), has_q=True)
-    (expected,) = run([blend_of_weights(Column("fused"), setting)], reduce_chunk(chunk))
+    ((expected, _),) = run([blend_of_weights(Column("fused"), setting)], reduce_chunk(chunk))
     assert found.value == pytest.approx(expected.value, rel=1e-12)
 
 
@@ -639,3 +640,49 @@ def test_a_model_without_support_is_not_green() -> None:
         found = evaluate(data, target, names)
         assert [found[name].verdict.colour for name in ("DM", "MDR")] == [colour] * 2
         assert "an action that no " in str(found["DM"].verdict)
+
+
+# Whatever the model.
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.7, 2.0, 6.0])
+def test_the_interval_whatever_the_model_covers_at_any_bias(bias: float) -> None:
+    """A normal estimate with error 1, and a guess with error .5: 95 % within 4 standard errors."""
+    rng, n = np.random.default_rng(int(10 * bias)), 4000
+    values, guesses = rng.normal(0.0, 1.0, n), rng.normal(bias, 0.5, n)
+    found = [
+        whatever_bias(Interval(v - 1.96, v + 1.96, 0.95, "ess-t"), v, g)
+        for v, g in zip(values, guesses, strict=True)
+    ]
+    assert np.mean([0.0 in i for i in found]) == pytest.approx(0.95, abs=4 * 0.0035)
+    width = np.mean([i.high - i.low for i in found]) / (2 * 1.96)
+    assert 0.86 < width < 1.10
+    alone = whatever_bias(Interval(-1.96, 1.96, 0.95, "ess-t"), 0.0, math.nan)
+    assert (alone.low, alone.high) == (-1.96, 1.96)
+
+
+def test_a_guess_loses_what_it_shares_with_the_estimate() -> None:
+    rng, nobody = np.random.default_rng(0), np.zeros(500, dtype=np.int64)
+    psi, other = rng.normal(size=(2, 500))
+    psi -= psi.mean()
+    other -= other.mean() + (other @ psi) / (psi @ psi) * psi  # uncorrelated
+    value = uncorrelated((1.5, 0.4 * psi + other), (1.0, psi), nobody)
+    assert value == pytest.approx((1.5 - 0.4) / 0.6, rel=1e-9)
+    assert math.isnan(uncorrelated((1.5, psi), (1.0, psi), nobody))
+
+
+def test_an_unconfirmed_model_is_left_out_of_decisions() -> None:
+    """Long episodes: auto rests on the model, and the weights can hardly confirm it."""
+    setup = ring(np.random.default_rng(11), 1, states=10, horizon=200)
+    data = setup.simulate(30, np.random.default_rng(0))
+    auto, plain = evaluate(data, setup.policy, ["auto", "NFIS"]).values()
+    assert auto.report["s"] > 0.5
+    assert auto.model_free is not None
+    assert "by_model" in {reason.code for reason in auto.verdict.reasons}
+    assert auto.decisive.value == plain.value
+    assert auto.decisive.interval == auto.model_free
+    wide = auto.model_free.high - auto.model_free.low
+    assert wide > 2 * (auto.interval.high - auto.interval.low)
+    assert 0.0 < auto.breakdown < wide
+    assert plain.breakdown == math.inf
+    assert plain.decisive is plain

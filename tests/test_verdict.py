@@ -67,7 +67,7 @@ def test_a_reason_is_its_code_and_facts() -> None:
     named = Reason("collect_from", episodes=np.float64(2.0), behaviour="50% {off}")
     assert str(named) == "collect about 2.0 more episodes of 50% {off}"
     assert "float64" not in repr(named)
-    assert Reason("mean_weight_low", mean=np.inf).to_dict()["mean"] is None
+    assert Reason("mean_weight_very_low", mean=np.inf).to_dict()["mean"] is None
     with pytest.raises(ValueError, match="code 'few' is not in the tables"):
         Reason("few")
 

@@ -121,7 +121,8 @@ def ranked(estimates: Mapping[str, Estimate], *, draws: int = DRAWS, seed: int =
     """Rank estimates of one estimator on the same trajectories; undefined ones come last."""
     values = {name: e.value for name, e in estimates.items()}
     order = sorted(values, key=lambda name: -values[name] if np.isfinite(values[name]) else np.inf)
-    chances = probability_best([estimates[name] for name in order], draws=draws, seed=seed)
+    deciding = [estimates[name].decisive for name in order]
+    chances = probability_best(deciding, draws=draws, seed=seed)
     best = estimates[order[0]]
     rows = []
     for name, chance in zip(order, chances, strict=True):

@@ -99,7 +99,7 @@ class Ranking(Mapping[str, Ranked]):
     @property
     def safest(self) -> Ranked:
         """Return the cautious choice: the policy whose interval has the highest lower end."""
-        lows = [r.estimate.interval.low for r in self.values()]
+        lows = [r.estimate.decisive.interval.low for r in self.values()]
         return list(self.values())[int(np.argmax(np.nan_to_num(lows, nan=-np.inf)))]
 
     @property
@@ -121,7 +121,7 @@ class Ranking(Mapping[str, Ranked]):
         """Return what a careful reader should know of the places."""
         notes = []
         if self.safest is not self.best:
-            low = self.safest.estimate.interval.low
+            low = self.safest.estimate.decisive.interval.low
             notes.append(Reason("safest", policy=self.safest.name, low=low))
         if any(r.estimate.verdict.colour == "red" for r in self.values()):
             notes.append(Reason("chances_rough"))

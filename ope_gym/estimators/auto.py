@@ -72,10 +72,15 @@ def auto(c: Composition, setting: Setting) -> Steps[Computed]:
     column = setting.column(c)
     if not setting.has_q:
         return (yield from weigh_column(column, True, setting))
-    weights, model, returns = yield from together(
+    (blended, plain), model, returns = yield from together(
         blend_of_weights(column, setting), marginal(setting, MEMORIES), ask(Returns(setting.gamma))
     )
-    return rest_on(weights, model, returns, setting) if model.known else weights
+    weights: Computed = blended
+    if not model.known:
+        return weights
+    spread = spread_of_returns(plain.weights, returns, setting.groups)
+    plain = dataclasses.replace(plain, bias=float(np.sqrt(lost_weight(plain.weights))) * spread)
+    return dataclasses.replace(rest_on(weights, model, returns, setting), plain=plain)
 
 
 # J, of A and M ---------------------------------------------------------------------------------
@@ -133,7 +138,8 @@ def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Se
         replicates=replicates,
         report={**weights.report, "s": s, "unknown": model.support.unknown},
         reasons=model.reasons if s >= 0.5 else (),
-        by_model=s >= 0.5,
+        share=s,
+        model=(model.direct, steady),
         bias=unit * float(np.sqrt(bias)),
         freedom=satterthwaite(variances, (a.freedom, m.freedom)),
     )
@@ -259,8 +265,8 @@ def _largest(*arrays: FloatArray) -> float:
 # A, of N and W ---------------------------------------------------------------------------------
 
 
-def blend_of_weights(column: Column, setting: Setting) -> Steps[Computed]:
-    """Compute A, the blend of NFIS and FWDR."""
+def blend_of_weights(column: Column, setting: Setting) -> Steps[tuple[Computed, Computed]]:
+    """Compute A, the blend of NFIS and FWDR, and NFIS."""
     (totals,) = yield (StepSums(column, setting.gamma),)
     plain: Computed
     nfis = normalise(column, totals, None, setting)
@@ -277,17 +283,18 @@ def blend_of_weights(column: Column, setting: Setting) -> Steps[Computed]:
     c = slope(calm.influence, robust.influence, setting.groups, bias)
     report = {"c": c, "truncated": clipped}
     if c == 0.0:
-        return dataclasses.replace(plain, report=report)
+        return dataclasses.replace(plain, report=report), plain
     replicates = None
     if plain.replicates is not None and robust.replicates is not None:
         replicates = (1.0 - c) * plain.replicates + c * robust.replicates
-    return dataclasses.replace(
+    blended = dataclasses.replace(
         plain,
         value=(1.0 - c) * plain.value + c * robust.value,
         influence=(1.0 - c) * plain.influence + c * robust.influence,
         replicates=replicates,
         report=report,
     )
+    return blended, plain
 
 
 def _clipped(column: Column, setting: Setting) -> Steps[tuple[Computed, float]]:

@@ -192,6 +192,8 @@ class Marginal:
     def reasons(self) -> tuple[Reason, ...]:
         """Grounds of an estimate from the model, and what speaks against it."""
         share, reasons = self.support.unknown, self.markov.reasons
+        if np.isnan(share):
+            return (*reasons, Reason("data_unknown"))
         if not share > UNKNOWN:
             return reasons
         return (Reason("actions_unknown", share=share), *reasons)
@@ -261,4 +263,4 @@ def _computed(
     if model is None:
         return computed
     bias = float(np.hypot(model.hidden_error(setting.groups), model.support.guess))
-    return dataclasses.replace(computed, bias=bias, reasons=model.reasons)
+    return dataclasses.replace(computed, bias=bias, reasons=model.reasons, share=1.0)

@@ -71,8 +71,10 @@ class Computed:
         reasons: what the estimator found out about itself.
         report: numbers of its own worth showing.
         bias: bound on a bias that the influence values do not show; it widens the error.
-        by_model: whether it rests on a model more than on the weights.
         freedom: effective number of trajectories for the interval; None for that of the weights.
+        share: that of a model in it, 1 for the model alone.
+        plain: what the weights alone say, with their own bias, if it rests on a model as well.
+        model: value and influence values (n,) of that model alone.
     """
 
     value: float
@@ -86,4 +88,11 @@ class Computed:
     report: Mapping[str, float] = field(default_factory=dict)
     bias: float = 0.0
     freedom: float | None = None
-    by_model: bool = False
+    share: float = 0.0
+    plain: Computed | None = None
+    model: tuple[float, FloatArray] | None = None
+
+    @property
+    def by_model(self) -> bool:
+        """Whether it rests on a model more than on the weights."""
+        return self.share >= 0.5

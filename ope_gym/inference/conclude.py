@@ -18,13 +18,14 @@ from ope_gym.estimators.table import ESTIMATORS, Composition
 from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed, Weights
 from ope_gym.inference.diagnostics import Diagnostics, weight_diagnostics
-from ope_gym.inference.errors import Spread, Tails, spread_of
+from ope_gym.inference.errors import Spread, Tails, spread_of, uncorrelated
 from ope_gym.inference.estimate import Estimate, Sample
 from ope_gym.inference.intervals import (
     Evidence,
     Interval,
     IntervalKind,
     undefined,
+    whatever_bias,
     widened,
     with_bias,
 )
@@ -193,7 +194,7 @@ def conclude(
     facts = known.facts(computed, scheme, diagnostics, error)
     doubts = _doubts_of_interval(evidence, interval, known, scheme)
     facts = dataclasses.replace(facts, reasons=facts.reasons + doubts, fresh_episodes=fresh)
-    return Estimate(
+    estimate = Estimate(
         name,
         value,
         error,
@@ -211,7 +212,33 @@ def conclude(
         computed.bias,
         computed.freedom,
         room.lost,
+        computed.share,
+        _breakdown(room.interval, value, spread.cautious, computed.share),
     )
+    if computed.plain is None or computed.model is None or computed.share == 0.0:
+        return estimate
+    plain = conclude(name, composition, computed.plain, known, kind, level, seed)
+    model_free = _model_free(plain, computed.model, known.outcomes)
+    return dataclasses.replace(estimate, model_free=model_free, plain=plain)
+
+
+def _breakdown(interval: Interval, value: float, error: float, share: float) -> float:
+    """Return the bias of a model up to which an interval misses at most twice as often."""
+    from scipy.special import ndtri
+
+    if share == 0.0:
+        return np.inf
+    half = min(value - interval.low, interval.high - value)
+    room = half - float(ndtri(1.0 - 2.0 * (1.0 - interval.level))) * error
+    return room / share if not room < 0.0 else 0.0  # NaN stays
+
+
+def _model_free(plain: Estimate, model: tuple[float, FloatArray], outcomes: Outcomes) -> Interval:
+    """Return the interval of the weights, with the model as a guess whose bias does not matter."""
+    if not (np.isfinite(plain.value) and np.isfinite(plain.interval.low)):
+        return undefined(plain.interval.level, plain.interval.method)
+    guess = uncorrelated(model, (plain.value, plain.influence), plain.sample.strata)
+    return outcomes.cut(whatever_bias(plain.interval, plain.value, guess))
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ import numpy as np
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.computed import Weights
 from ope_gym.inference.errors import spread_of
-from ope_gym.inference.intervals import ess_t
 
 # the numbers that dashboards and logs follow over the training
 SCALARS = ("ess", "max_share", "mean_weight", "pareto_k", "capped_share", "support_violations")
-_LARGE = 0.05  # share of one weight in a squared error: larger weights may be missing
 _TIE = 1e-9  # of an effective sample size: a difference that is rounding
 _SUGGESTING = 1 << 14  # values that suggest how large the largest are
 
@@ -60,20 +58,11 @@ class Diagnostics:
     calibration: FloatArray | None = None
 
     @cached_property
-    def mean_weight_interval(self) -> tuple[float, float]:
-        """The interval that contains the expected weight, but for a chance of 1 in 1,000.
-
-        It has no upper end where one weight makes up more than 5 % of the error: larger ones may be
-        missing.
-        """
-        if not np.isfinite(self.mean_weight * self.log_last.size):
-            return -np.inf, np.inf
-        spread = spread_of(np.exp(self.log_last))
-        size, shape = self.log_last.size, spread.tails
-        ends = ess_t(self.mean_weight, spread.cautious, size, 0.999, shape)
-        if np.isnan(ends.low):
-            return -np.inf, np.inf
-        return ends.low, np.inf if shape.largest > _LARGE else ends.high
+    def mean_weight_error(self) -> float:
+        """Standard error of the mean weight; infinite if that cannot be said."""
+        with np.errstate(over="ignore"):
+            error = spread_of(np.exp(self.log_last)).cautious
+        return error if np.isfinite(error) else np.inf
 
     @property
     def uncovered(self) -> float:

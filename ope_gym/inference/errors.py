@@ -8,6 +8,7 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
 
+_SAME = 0.9  # slope of one estimate on another from which on the rest is mostly rounding
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
 
 
@@ -119,6 +120,24 @@ def covariance_within(influence: FloatArray, strata: IntArray) -> FloatArray:
     scale = np.sqrt(counts / (counts - 1.0))[strata] / strata.size
     deviations = np.stack([centre(row, strata) * scale for row in influence])
     return np.asarray(deviations @ deviations.T)
+
+
+def uncorrelated(
+    guess: tuple[float, FloatArray], estimate: tuple[float, FloatArray], strata: IntArray
+) -> float:
+    """Return a guess without the part of its error that an estimate shares; NaN if that is all.
+
+        (guess - k estimate) / (1 - k),   k the slope of the guess on the estimate
+
+    Args:
+        guess: Value and influence values (n,).
+        estimate: The same.
+        strata: (n,).
+    """
+    unit = float(np.abs(estimate[1]).max()) or 1.0
+    covariance = covariance_within(np.stack([guess[1] / unit, estimate[1] / unit]), strata)
+    k = covariance[0, 1] / covariance[1, 1] if covariance[1, 1] > 0.0 else 1.0
+    return float((guess[0] - k * estimate[0]) / (1.0 - k)) if k < _SAME else np.nan
 
 
 def centre(influence: FloatArray, strata: IntArray) -> FloatArray:

@@ -11,10 +11,17 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.inference.diagnostics import Diagnostics
-from ope_gym.inference.errors import spread_of
-from ope_gym.inference.intervals import Interval, ess_t, percentile, widened, with_bias
+from ope_gym.inference.errors import spread_of, uncorrelated
+from ope_gym.inference.intervals import (
+    Interval,
+    ess_t,
+    percentile,
+    whatever_bias,
+    widened,
+    with_bias,
+)
 from ope_gym.inference.regimes import label
-from ope_gym.verdict import Reason, Verdict
+from ope_gym.verdict import MODEL_DOUBTS, Reason, Verdict
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,12 @@ class Estimate:
         bias: bound on a bias that the influence values do not show; it is in the standard error.
         freedom: effective number of trajectories where it rests on more than the weights; None for
             that of the weights.
+        share: that of a model in the estimate, 1 for the model alone.
+        breakdown: bias of the model up to which the interval misses at most twice as often as it
+            should; infinite where no model is in it.
+        model_free: interval that holds whatever the bias of the model; None where no model is in
+            the estimate, or no weights.
+        plain: what the weights alone say.
         lost: by how much the ends of the interval are further out because the target takes actions
             that no recorded policy takes.
     """
@@ -173,6 +186,10 @@ class Estimate:
     bias: float = field(default=0.0, repr=False)
     freedom: float | None = field(default=None, repr=False)
     lost: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
+    share: float = field(default=0.0, repr=False)
+    breakdown: float = field(default=np.inf, repr=False)
+    model_free: Interval | None = field(default=None, repr=False)
+    plain: Estimate | None = field(default=None, repr=False)
 
     if not TYPE_CHECKING:
 
@@ -194,6 +211,21 @@ class Estimate:
     def effective(self) -> float:
         """Effective number of trajectories behind its interval."""
         return self.diagnostics.ess if self.freedom is None else self.freedom
+
+    @property
+    def by_model(self) -> bool:
+        """Whether it rests on a model more than on the weights."""
+        return self.share >= 0.5
+
+    @property
+    def decisive(self) -> Estimate:
+        """What to decide by: without its model where that is not confirmed."""
+        codes = {reason.code for reason in self.verdict.reasons}
+        free = self.model_free
+        if not (self.by_model and codes & MODEL_DOUBTS) or free is None or self.plain is None:
+            return self
+        known = bool(np.isfinite(free.low))  # without any weights the model is all there is
+        return dataclasses.replace(self.plain, name=self.name, interval=free) if known else self
 
     def difference(self, other: Estimate) -> Difference:
         """Return the paired difference self - other, of two targets or two estimators.
@@ -229,6 +261,13 @@ class Estimate:
             low = interval.low - self.lost[0] - other.lost[1]
             high = interval.high + self.lost[1] + other.lost[0]
             interval = dataclasses.replace(interval, low=low, high=high)
+        first, second = self.decisive, other.decisive
+        if first is not self or second is not other:  # whatever the models
+            plain = first.difference(second)
+            model = value, self.influence - other.influence
+            weights = plain.value, first.influence - second.influence
+            guess = uncorrelated(model, weights, self.sample.strata)
+            interval = whatever_bias(plain.interval, plain.value, guess)
         return Difference(self.name, other.name, value, error, interval)
 
     def _refuse_unlike(self, other: Estimate) -> None:
@@ -269,6 +308,10 @@ class Estimate:
                 "method": self.interval.method,
             },
             "verdict": self.verdict.to_dict(),
+            "model_free": None
+            if self.model_free is None
+            else {"low": finite(self.model_free.low), "high": finite(self.model_free.high)},
+            "breakdown": finite(self.breakdown),
             "fresh_episodes": finite(self.fresh_episodes),
             "diagnostics": self.diagnostics.to_dict(),
             "report": {key: finite(value) for key, value in self.report.items()},

@@ -215,6 +215,34 @@ def student_t(value: float, error: float, freedom: float, level: float) -> Inter
     return Interval(value - half, value + half, level, "t")
 
 
+def whatever_bias(interval: Interval, value: float, guess: float) -> Interval:
+    """Return an interval that is short if a guess is good, and holds whatever its bias.
+
+        low = clip(guess, value - far, value - near)
+        high = clip(guess, value + near, value + far)
+
+    near and far are the half widths of one-sided misses of 9/10 and 1/10 of all: on the side of
+    the guess the interval hardly reaches beyond it, on the other not beyond near. Whatever the bias
+    of the guess, the misses add up to 1 - level (Pratt, 1961, Length of confidence intervals,
+    https://doi.org/10.2307/2282079).
+
+    Args:
+        interval: Around the estimate alone.
+        value: The estimate.
+        guess: Another, whose error is independent of that of the first; NaN if there is none.
+    """
+    if not np.isfinite(guess):
+        return interval
+    from scipy.special import ndtri
+
+    miss = 1.0 - interval.level
+    near, far = (float(ndtri(1.0 - share * miss) / ndtri(1.0 - miss / 2)) for share in (0.9, 0.1))
+    below, above = max(value - interval.low, 0.0), max(interval.high - value, 0.0)
+    low = np.clip(guess, value - far * below, value - near * below)
+    high = np.clip(guess, value + near * above, value + far * above)
+    return dataclasses.replace(interval, low=float(low), high=float(high))
+
+
 def ess_t(value: float, error: float, ess: float, level: float, shape: Tails = NORMAL) -> Interval:
     """Return J ± t_f E sqrt(ESS / (ESS - 1)), and more on the side of the longer tail.
 

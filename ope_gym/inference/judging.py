@@ -1,7 +1,9 @@
 """The rules behind the colours: from numbers to reasons.
 
-An estimate is green where its interval is calibrated as far as the data can show, red where
-something is wrong with them or they tell next to nothing, and amber between. All limits stand here.
+A colour is a promise, the same for every estimator. Green: the interval holds what it says. Amber:
+it may as well, but rests on something that the data cannot check, which is named. Red: do not use
+the number. What an interval can allow for is in it, and does not change its colour: a small
+effective sample size makes it wide. All limits stand here.
 """
 
 from __future__ import annotations
@@ -15,18 +17,20 @@ from ope_gym.inference.diagnostics import Diagnostics
 from ope_gym.inference.estimate import Sample
 from ope_gym.verdict import Reason, Verdict
 
-# Effective episodes: intervals are calibrated from about 40 on, and below 4 the spread is unknown.
-GREEN_ESS, AMBER_ESS = 40.0, 4.0
+# Effective episodes behind an interval: from 20 on its error is known to 1 / sqrt(2 20) = 16 %, and
+# Student's t takes the rest; with fewer than 4 to 41 %, and the quantiles of t explode.
+GREEN_ESS, AMBER_ESS = 20.0, 4.0
 # Fresh episodes of a policy in training, whose interval takes little room for what it cannot see.
 GREEN_FRESH, AMBER_FRESH = 10.0, 4.0
-# Share of one episode in the weights, or in the squared error: more, and its luck decides.
-GREEN_SHARE, GREEN_INFLUENCE = 0.05, 0.1
+# Share of one episode in the squared error. The largest of n normal values has about 2 ln n / n,
+# and half as much again in 1 of 30 samples. Below .1 none changes the width by more than 1 / 20.
+INFLUENCE, HEAVY = 0.1, 1.5
 # Share of the target's episodes that leave the support: intervals have room for a small one.
 NOTED_LOSS, RED_LOSS = 0.005, 0.02
-# Share of the weight that is missing, 1 - mean weight: what is missing biases as much as it weighs.
-AMBER_MISSING, RED_MISSING = 0.2, 0.4
-# Mean weight above which propensities look wrong; closer to 1 is rounding of what was recorded.
-NOTED_MEAN = 1.01
+# Mean weight. Below .8, by chance or not, the episodes lack a fifth of what the target does, which
+# plain estimates miss outright; below .6 by so many standard errors it is not by chance. Above 1 by
+# as many, propensities look wrong, but closer to 1 is rounding in recording.
+LOW_MEAN, LOST_MEAN, NOTED_MEAN, ERRORS = 0.8, 0.6, 1.01, 3.0
 # Effective episodes that one of another policy must add, to be worth collecting.
 USEFUL = 0.5
 
@@ -76,6 +80,12 @@ class Facts:
     def ess(self) -> float:
         """Effective number of episodes behind the interval."""
         return self.diagnostics.ess if self.model_ess is None else self.model_ess
+
+    @property
+    def influence_limit(self) -> float:
+        """Largest share of one episode in the squared error that is no sign of a heavy tail."""
+        n = max(self.ess, 2.0)
+        return max(INFLUENCE, HEAVY * 2.0 * float(np.log(n)) / n)
 
 
 def judge(facts: Facts) -> Verdict:
@@ -148,18 +158,17 @@ def _doubts(facts: Facts) -> Iterator[Reason]:
     d = facts.diagnostics
     if facts.model_ess is None:
         mean, capped = d.mean_weight, d.capped_share > 0
-        # the interval of the mean takes a pass over the weights: only where it could matter
-        if mean > NOTED_MEAN and d.mean_weight_interval[0] > NOTED_MEAN:
-            yield Reason("mean_weight_high", mean=mean)
-        missing = np.isfinite(facts.value) and d.uncovered > AMBER_MISSING and not capped
-        if missing and d.mean_weight_interval[1] < 1.0:
-            much = d.uncovered > RED_MISSING
-            yield Reason("mean_weight_very_low" if much else "mean_weight_low", mean=mean)
         if capped:  # clipped weights look better than they are
-            much = d.uncovered > AMBER_MISSING
-            code = "weights_capped_much" if much else "weights_capped"
-            yield Reason(code, share=d.capped_share, mean=mean)
-    elif d.ess < GREEN_ESS:
+            much = mean < LOST_MEAN
+            yield Reason(
+                "weights_capped_much" if much else "weights_capped", share=d.capped_share, mean=mean
+            )
+        elif mean > NOTED_MEAN and mean - 1.0 > ERRORS * d.mean_weight_error:
+            yield Reason("mean_weight_high", mean=mean)
+        elif np.isfinite(facts.value) and mean < LOW_MEAN:
+            alarm = mean < min(LOST_MEAN, 1.0 - ERRORS * d.mean_weight_error)
+            yield Reason("mean_weight_very_low" if alarm else "mean_weight_low", mean=mean)
+    elif d.ess < AMBER_ESS:
         yield Reason("by_model", ess=d.ess)
     lost = d.missing_mass or 0.0
     if lost > NOTED_LOSS:
@@ -211,18 +220,11 @@ def _too_few(facts: Facts) -> Iterator[Reason]:
 
 def _concentration(facts: Facts) -> Iterator[Reason]:
     """Say where a few episodes decide, or none differs."""
-    d = facts.diagnostics
+    share = facts.diagnostics.influence_share
     if facts.error == 0:
         yield Reason("no_spread")
-    elif d.influence_share > GREEN_INFLUENCE and facts.ess >= GREEN_ESS:
-        yield Reason("influence", share=d.influence_share)
-    if facts.model_ess is not None:
-        return
-    missing = d.uncovered > AMBER_MISSING and d.capped_share == 0
-    if missing and d.mean_weight_interval[1] >= 1.0:
-        yield Reason("mean_weight_uncertain", mean=d.mean_weight)
-    if d.max_share > GREEN_SHARE:
-        yield Reason("weight_share", share=d.max_share)
+    elif share > facts.influence_limit:
+        yield Reason("influence", share=share)
 
 
 def _advice(facts: Facts, verdict: Verdict) -> Iterator[Reason]:
@@ -237,10 +239,10 @@ def _advice(facts: Facts, verdict: Verdict) -> Iterator[Reason]:
         yield Reason("hold_out", episodes=GREEN_ESS)
     elif facts.deterministic and have < GREEN_ESS:
         yield Reason("explore")
-    elif have < GREEN_ESS:
-        yield _collect(facts, GREEN_ESS - have)
-    elif d.influence_share > GREEN_INFLUENCE:
-        missing = have * (d.influence_share / GREEN_INFLUENCE - 1.0)
+    elif facts.unsupported or have < GREEN_ESS:  # of what nobody did, no episode tells
+        yield _collect(facts, GREEN_ESS - (0.0 if facts.unsupported else have))
+    elif d.influence_share > facts.influence_limit:
+        missing = have * (d.influence_share / facts.influence_limit - 1.0)
         yield Reason("collect_from_target", episodes=int(np.ceil(missing)))
 
 

@@ -59,7 +59,17 @@ def headline(estimate: Estimate, name: str = "the policy") -> str:
     elif known and math.isfinite(estimate.fresh_episodes):
         worth += f", {Reason('sure', fresh=estimate.fresh_episodes)}"
     care = f" Use with care: {reason}." if verdict.colour == "amber" else ""
-    return f"{who} is {worth}.{care}"
+    return f"{who} is {worth}.{care}{_whatever_the_model(estimate, digits)}"
+
+
+def _whatever_the_model(estimate: Estimate, digits: int | None) -> str:
+    """Say where the value lies whatever the bias of the model that an estimate rests on."""
+    free = estimate.model_free
+    if not estimate.by_model or free is None or not math.isfinite(free.low + free.high):
+        return ""
+    low, high = rounded(free.low, digits), rounded(free.high, digits)
+    bias = rounded(estimate.breakdown, digits)
+    return f" Whatever the model: {low} to {high}; the above holds up to a model bias of {bias}."
 
 
 def sentence(name: str) -> str:

@@ -22,6 +22,7 @@ from ope_gym.weights.mixtures import parts
 _FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
 _TESTS = 3  # that share it: each policy, all policies in one direction, all in any direction
 _RATIO_LIMIT = 3.5  # standard errors: both sides together are rarer than such an alarm
+_SMALL = 1e-3  # of a mean ratio: less is rounding, however many steps make it significant
 _UNSEEN = 7.0  # steps with ratio 0 that may be missing: -ln(1e-3)
 _LARGEST = 0.02  # share of one ratio in the sum of squares from which on the tail is too heavy
 _FEWEST = 100  # steps: with fewer it cannot be told how heavy the tail is
@@ -133,6 +134,8 @@ class StepRatios:
         if merged.steps == 0 or merged.log_top > _HUGE:
             return ()  # so large a ratio would decide alone
         top, mean = float(np.expm1(merged.log_top)), 1.0 + total / merged.steps
+        if abs(mean - 1.0) < _SMALL:
+            return ()
         if total - _UNSEEN > _RATIO_LIMIT * np.sqrt(square + _UNSEEN):
             return (Reason("ratios_high", mean=mean),)
         even = merged.steps >= _FEWEST and max(top, 0.0) ** 2 <= _LARGEST * square
