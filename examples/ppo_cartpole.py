@@ -18,10 +18,9 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 
-from ope_gym.online import FreeEvaluation  # added, with the next three
-from ope_gym.policies.torch import TorchPolicy
-from ope_gym.report.free_values import FreeWriter, in_words
+from ope_gym.policies.torch import TorchPolicy  # added, with the next two
 from wrappers.free import VectorSteps
+from wrappers.loops import FreeValues
 
 
 def parse_args() -> argparse.Namespace:
@@ -42,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--ent-coef", type=float, default=0.01)
     parser.add_argument("--vf-coef", type=float, default=0.5)
     parser.add_argument("--max-grad-norm", type=float, default=0.5)
-    parser.add_argument("--evaluate-every", type=int, default=5, help="updates")  # added
+    parser.add_argument("--eval-freq", type=int, default=10_000, help="timesteps")  # added
     return parser.parse_args()
 
 
@@ -72,13 +71,17 @@ writer = SummaryWriter(f"{args.logdir}/{args.env_id}__ppo__{args.seed}__{int(tim
 
 same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
 envs = gym.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=same_step)
-limit = envs.spec.max_episode_steps  # added, with the next three
-free = FreeEvaluation(args.num_envs, horizon=limit)  # values of the policies
-steps = VectorSteps(envs)  # the steps that they rest on
-ope_writer = FreeWriter(writer)  # charts with bands, in the same run
+steps = VectorSteps(envs)  # added: the steps that values rest on
 size = int(np.prod(envs.single_observation_space.shape))
 actor = network(size, int(envs.single_action_space.n), 0.01)  # logits
 critic = network(size, 1, 1.0)
+free_values = FreeValues(  # added: prints a line for each value
+    lambda: TorchPolicy(actor),
+    args.num_envs,
+    horizon=envs.spec.max_episode_steps,
+    eval_freq=args.eval_freq,
+    log=writer,  # charts with bands, in the same run
+)
 parameters = [*actor.parameters(), *critic.parameters()]
 optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, eps=1e-5)
 
@@ -98,7 +101,6 @@ num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
 for update in range(num_updates):
     optimizer.param_groups[0]["lr"] = (1.0 - update / num_updates) * args.learning_rate
 
-    free.follow(TorchPolicy(actor))  # added: who acts
     for step in range(args.num_steps):
         global_step += args.num_envs
         obs[step], dones[step] = next_obs, next_done
@@ -128,14 +130,7 @@ for update in range(num_updates):
             last = advantages[t] = delta + args.gamma * args.gae_lambda * alive * last
         returns = advantages + values
 
-    free.add(**steps.take())  # added, with the next six: values, before the policy changes
-    if (update + 1) % args.evaluate_every == 0:
-        estimate = free.evaluate(global_step)
-        if estimate is not None:
-            ope_writer.add(estimate)
-            print(f"step {global_step}: {in_words(estimate)}")
-        for settled in free.settle():  # of earlier policies, at their own steps
-            ope_writer.add(settled)
+    free_values.add(**steps.take())  # added, before the policy changes
 
     b_inds = np.arange(args.num_steps * args.num_envs)
     b_obs, b_actions, b_logprobs = obs.flatten(0, 1), actions.flatten(), logprobs.flatten()

@@ -63,6 +63,7 @@ RECORDS = {"arguments", "arrays", "batches", "data", "files", "policies", "verdi
 AROUND = {
     "agents": RECORDS,
     "wrappers": RECORDS | {"online"},
+    "wrappers/loops": RECORDS | {"online", "report"},
     "wrappers/recording": RECORDS | {"stopping"},
     "wrappers/sb3": RECORDS
     | {"analysis", "estimators", "evaluation", "online", "options", "report", "results"},

@@ -523,18 +523,23 @@ def test_ctrl_c_in_the_first_seconds(tmp_path: Path) -> None:
 
 
 # Every file of examples/: what it imports beside ope_gym, how to run it small, what it prints.
-# Tianshou wants other versions than constraints.txt pins: its example runs where it is installed.
+# Those of libraries that constraints.txt does not pin run where these are installed.
 EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
     "hand_written_loop.py": ("gymnasium", [], ["NFIS", "data: held-out"]),
     "ppo_cartpole.py": (
         "torch",
-        ["--total-timesteps", "1536", "--num-envs", "2", "--evaluate-every", "6"],
-        ["step 1536: worth "],
+        ["--total-timesteps", "1536", "--num-envs", "2", "--eval-freq", "1500"],
+        ["^1,536 timesteps: worth "],
     ),
     "rllib_offline.py": (
         "tree",  # RLlib is a part of Ray, but what it imports is not
         ["--write", "steps", "--iterations", "2", "--batch", "200"],
         ["NBIS", r"2 policies"],
+    ),
+    "rllib_ppo.py": (
+        "tree",
+        ["--iterations", "3", "--batch", "512", "--num-envs", "2", "--eval-freq", "1000"],
+        ["timesteps: worth", r"ope: .*'value': \d"],
     ),
     "sb3_ppo.py": (
         "stable_baselines3",
@@ -543,8 +548,13 @@ EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "tianshou_ppo.py": (
         "tianshou",
-        ["--epochs", "1", "--steps", "300", "--test-episodes", "20"],
-        ["NFIS", "data: held-out", "policy 1"],
+        ["--epochs", "1", "--steps", "2048", "--eval-freq", "1000"],
+        ["timesteps: worth"],
+    ),
+    "torchrl_ppo.py": (
+        "torchrl",
+        ["--timesteps", "2048", "--num-envs", "2", "--eval-freq", "1000"],
+        ["timesteps: worth"],
     ),
 }
 
@@ -561,7 +571,7 @@ def test_the_example_runs(
     needed, options, expected = EXAMPLES[name]
     pytest.importorskip(needed)
     command = [str(ROOT / "examples" / name), *options]
-    if needed in ("gymnasium", "tree"):  # RLlib warns, and here warnings are errors
+    if needed not in ("torch", "stable_baselines3"):  # others warn, and here warnings are errors
         done = subprocess.run(
             [sys.executable, *command],
             capture_output=True,
@@ -581,6 +591,22 @@ def test_the_example_runs(
         printed = capsys.readouterr().out
     for words in expected:
         assert re.search(words, printed, re.MULTILINE), words
+
+
+def test_a_line_in_the_yml_of_rl_baselines3_zoo(tmp_path: Path) -> None:
+    pytest.importorskip("rl_zoo3")
+    words = "-m rl_zoo3.train --algo ppo --env CartPole-v1 --eval-freq -1 -n 10240 --conf-file"
+    done = subprocess.run(
+        [sys.executable, *words.split(), str(ROOT / "examples" / "zoo.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("The policy after 10,240 timesteps is worth") == 1
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ class OPECallback(EventCallback):
         self._played: list[Played] = []
         self._evaluated_at = 0  # timesteps
         self._acting = False  # whether the policy followed is the current one
-        self._stop = False
+        self._stop, self._running = False, False
         self._ended: list[BaseCallback] = []  # those that ended the training
 
     # The record --------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class OPECallback(EventCallback):
         return f"Values of {name} come from the {source}, at no extra step{more}."
 
     def _on_training_start(self) -> None:
-        self._stop, self._ended = False, []
+        self._stop, self._ended, self._running = False, [], True
         if self.num_timesteps == 0:  # also a second `learn` that counts from the beginning
             self._evaluated_at = 0
             self._models.begin_again(self._checkpoints.leader)
@@ -265,6 +265,9 @@ class OPECallback(EventCallback):
         self._acting = False  # SB3 trains now
 
     def _on_training_end(self) -> None:
+        if not self._running:  # rl-baselines3-zoo ends its first callback once more
+            return
+        self._running = False
         try:
             self._evaluate(closing=True)
             self._settle()
