@@ -15,7 +15,6 @@ NAMES = ("ppo", "a2c", *_OFF_POLICY)
 # A minute or a few of training on one core: networks that learn after each step take longer.
 _TIMESTEPS, _OFF_POLICY_TIMESTEPS = 50_000, 10_000
 _BATCH = 2048  # timesteps of a rollout of PPO, from all environments: the default of one
-_FRESH = 10  # episodes at each evaluation where only fresh ones count: they can make it green
 
 
 class DeepAgent:
@@ -72,10 +71,8 @@ class DeepAgent:
         self.model = algorithm(network, envs, seed=seed, device="cpu", **settings)
         self.model.set_logger(configure(str(folder), ["tensorboard"]))
         self._fresh_envs = make_vec_env(make_plain, count, seed=seed + 1000)
-        recorded = not why_not_recorded(self.model)
+        recorded = not off_policy and not why_not_recorded(self.model)
         self.callback = OPECallback(
-            self._fresh_envs if off_policy else None,
-            n_eval_episodes=_FRESH,
             gamma=gamma,
             level=level,
             path=folder / "episodes.ope" if recorded else None,
