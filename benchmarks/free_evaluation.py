@@ -135,11 +135,14 @@ class Recorder(BaseCallback):
         self.columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
         self.points: list[Point] = []
         self.seconds = 0.0  # spent here, which are not the training's
-        self._due, self._began, self._policies = case.every, 0, None
+        self._began, self._policies = 0, None
 
     def _on_training_start(self) -> None:
         self._norm = self.model.get_vec_normalize_env()
         self._raw = self._unnormalised(self.model._last_obs)
+        self._on_policy = hasattr(self.model, "rollout_buffer")
+        self._rollout = self.model.n_envs * self.model.n_steps if self._on_policy else 0
+        self._due = self.case.every + self._rollout
 
     def _unnormalised(self, observations: Any) -> np.ndarray:
         return np.array(observations if self._norm is None else self._norm.get_original_obs())
@@ -149,8 +152,7 @@ class Recorder(BaseCallback):
         return {"acting": snapshot(model), "greedy": snapshot(model, deterministic=True)}
 
     def _on_rollout_start(self) -> None:
-        size = self.model.n_envs * getattr(self.model, "n_steps", 1)
-        if hasattr(self.model, "rollout_buffer") and self.num_timesteps + size >= self._due:
+        if self._on_policy and self.num_timesteps + self._rollout >= self._due:
             self._began, self._policies = len(self.columns["rewards"]), self._snapshots()
 
     def _on_step(self) -> bool:
@@ -165,14 +167,13 @@ class Recorder(BaseCallback):
         row = seen, local["actions"], rewards, done & ~cut, cut, following
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(np.array(value))
-        off_policy = not hasattr(self.model, "rollout_buffer")
-        if off_policy and self.num_timesteps >= self._due:
+        if not self._on_policy and self.num_timesteps >= self._due:
             self._began, self._policies = len(self.columns["rewards"]), self._snapshots()
             self._point()
         return True
 
     def _on_rollout_end(self) -> None:
-        if hasattr(self.model, "rollout_buffer") and self.num_timesteps >= self._due:
+        if self._on_policy and self.num_timesteps >= self._due:
             self._point()
 
     def _point(self) -> None:

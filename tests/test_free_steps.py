@@ -76,7 +76,6 @@ def test_rows_are_those_of_the_script(mode: AutoresetMode) -> None:
             rows = (who == env) & (episode == number)
             ended = [mark in "TCB" for mark in marks][: rows.sum()]
             assert window.ended[rows].tolist() == ended
-            assert window.terminated[rows].tolist() == [m in "TB" for m in marks][: rows.sum()]
 
 
 def test_misuse_is_named() -> None:

@@ -25,7 +25,7 @@ from ope_gym.online.rules import (
     bias_of,
     blend,
 )
-from ope_gym.online.simulation import Learned, Task, latest_steps
+from ope_gym.online.simulation import Learned, Task
 from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import GaussianMlp, LinearSigmoid
 from ope_gym.policies.mlp import Network
@@ -86,7 +86,6 @@ def window_of(lengths: list[int], rewards: list[float], groups: int = 3) -> Wind
         following=np.zeros((size, 1)),
         actions=np.zeros(size, dtype=int),
         rewards=np.resize(np.array(rewards), size),
-        terminated=ended,
         ended=ended,
         step=step,
         place=step,
@@ -300,10 +299,9 @@ class Mean:
 
 def simulated(stream: Stream, policy: Any, paid_less: float = 0.0, gamma: float = 1.0) -> Simulated:
     """Return the value of a policy in what was learned, corrected by the last 300 steps."""
-    names = ("observations", "following", "actions", "rewards", "terminated")
-    rows = stream.rows(0, 600, *names)
-    rows["rewards"] = rows["rewards"] - paid_less
-    learned = Learned.of(latest_steps(rows, 2), Task(HORIZON, gamma, None))
+    whole = stream.window(0, 600)
+    paid = Window(**{**vars(whole), "rewards": whole.rewards - paid_less})
+    learned = Learned.of(paid, 0, policy, Task(HORIZON, gamma, None))
     assert learned is not None
     window, starts = stream.window(300, 600), stream.starts()
 
@@ -336,7 +334,7 @@ def test_a_wrong_environment_is_betrayed_by_its_correction() -> None:
 
 def sums_of(value: float, error: float, steps: int) -> Sums:
     left = value + error / np.sqrt(7 / 8 * 8) * np.array([1.0, -1.0] * 4)
-    return Sums(value, 0.0, np.stack([left, np.zeros(8)], axis=1), steps, 8)
+    return Sums(value, 0.0, np.stack([left, np.zeros(8)], axis=1), steps)
 
 
 def test_a_wider_window_is_taken_unless_it_differs_by_more_than_noise() -> None:

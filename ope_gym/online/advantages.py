@@ -35,7 +35,7 @@ from ope_gym.policies.acting import ActingPolicy, action_moments, probs_of
 
 _LAMBDA = 0.9  # of LSTD and of the generalised advantages, for one step
 _TRANSITIONS = 8192  # of LSTD, if the window has as many steps
-_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of v, relative to the size of its features
+_RIDGE = 1e-3  # of v, relative to the size of its features: v takes out noise and no bias
 _PENALTIES = (10.0, 100.0, 1000.0)  # of A, in steps
 _MOST_NUMBERS = 16  # an observation with more enters without products
 _CHANCE = 2.0  # squared differences of windows, in units of their noise, that are chance
@@ -50,14 +50,12 @@ class Sums:
         moved: the sum of the advantages.
         without: (groups, 2) both sums without one group of steps.
         steps: number of steps.
-        episodes: number of episodes that they are of, whole or in part.
     """
 
     base: float
     moved: float
     without: FloatArray
     steps: int
-    episodes: int
 
     def value(self, c: float) -> float:
         """Return the value with the share c of the advantages."""
@@ -94,10 +92,8 @@ class Terms:
             return None
         table = self.window.life_table(self.columns, rows, self._known)
         table[:, 0] += self.start
-        episode = np.cumsum(self.window.place == 0)[rows]
-        count = 1 + int(np.count_nonzero(np.diff(episode)))
         base, moved = table[0].tolist()
-        return Sums(base, moved, table[1:], episode.size, count)
+        return Sums(base, moved, table[1:], int(np.count_nonzero(rows)))
 
 
 def best_span(found: Sequence[Sums], c: float) -> tuple[Sums, float]:
@@ -224,49 +220,25 @@ def timed_sum(
 
 
 def _fit_v(window: Window, features: Map, horizon: int | None, gamma: float) -> FloatArray:
-    """Return the coefficients theta of v by LSTD, with the penalty that predicts best.
+    """Return the coefficients theta of v by LSTD.
 
         sum_t e_t (phi_t - gamma^k phi_t+k)' theta = sum_t e_t r_t
         e_t = phi_t + (gamma lambda)^k e_t-k
 
-    over transitions of k steps, r_t their discounted rewards. Each half of the groups predicts what
-    the other half collected from each transition on. (Temporal differences would not do to compare:
-    they are smallest for v = 0 if rewards are small.)
+    over transitions of k steps, r_t their discounted rewards.
     """
     k = max(1, window.size // _TRANSITIONS)
     rows = np.flatnonzero(window.place % k == 0)
     length = np.diff(rows, append=window.size)  # k, or less at the end of an episode's part
-    last = rows + length - 1
-    step, group = window.step[rows], window.group[rows]
+    last, step = rows + length - 1, window.step[rows]
     rewards = np.add.reduceat(window.rewards * gamma ** (window.place % k), rows)
     phi = timed(features(window.observations[rows]), step, horizon)
     ahead = timed(features(window.following[last]), step + length, horizon)
     change = phi - np.where(window.ended[last], 0.0, gamma**length)[:, None] * ahead
-    places = rows_by_place(window.place[rows] // k)
-    trace = _traces(phi, places, (gamma * _LAMBDA) ** k)
-    halves = [[part for g, part in runs(group) if g % 2 == half] for half in (0, 1)]
-    width = phi.shape[1]
-    lefts, rights = np.zeros((2, width, width)), np.zeros((2, width))
-    for half, parts in enumerate(halves):
-        for part in parts:
-            lefts[half] += trace[part].T @ change[part]
-            rights[half] += trace[part].T @ rewards[part]
+    trace = _traces(phi, rows_by_place(window.place[rows] // k), (gamma * _LAMBDA) ** k)
     size = np.einsum("ij,ij->j", phi, phi)
-    size = (size + 1e-9 * size.max()) / (1 - _LAMBDA**k)
-
-    def solve(left: FloatArray, right: FloatArray, ridge: float) -> FloatArray:
-        return np.asarray(np.linalg.solve(left + np.diag(ridge * size), right))
-
-    ridge = _RIDGES[1]
-    if all(halves):
-        missed = np.empty((len(phi), len(_RIDGES)))  # by each penalty at once
-        for parts, left, right in zip(halves, lefts[::-1], rights[::-1], strict=True):
-            theta = np.stack([solve(left, right, ridge / 2) for ridge in _RIDGES], axis=1)
-            for part in parts:
-                missed[part] = rewards[part, None] - change[part] @ theta
-        missed = _discounted(missed, places, gamma**k)
-        ridge = _RIDGES[int(np.argmin(np.einsum("nr,nr->r", missed, missed)))]
-    return solve(lefts[0] + lefts[1], rights[0] + rights[1], ridge)
+    ridge = _RIDGE * (size + 1e-9 * size.max()) / (1 - _LAMBDA**k)
+    return np.asarray(np.linalg.solve(trace.T @ change + np.diag(ridge), trace.T @ rewards))
 
 
 @dataclass(frozen=True, eq=False)

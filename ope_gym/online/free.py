@@ -56,15 +56,13 @@ from ope_gym.online.advantages import ValueFit
 from ope_gym.online.estimate import FreeEstimate
 from ope_gym.online.gathering import Moment, Returns, Scale, Span
 from ope_gym.online.rules import Entry, Evidence, TrackRecord
-from ope_gym.online.simulation import Bounds, Learned, Task, latest_steps
+from ope_gym.online.simulation import Bounds, Learned, Task
 from ope_gym.online.stream import Stream
-from ope_gym.policies.acting import ActingPolicy, check_acting, count_actions
+from ope_gym.policies.acting import ActingPolicy, check_acting
 from ope_gym.verdict import Reason
 
 __all__ = ["FreeEstimate", "FreeEvaluation", "widest_window"]
 
-_SETTLED = 40  # episodes that must follow a policy before its value is settled,
-_LEAST, _MOST = 6144, 24_576  # and the steps that must or may
 _ENDS = 16  # episodes that should end in the narrowest window, twice as many to settle,
 _NARROW = 2048, 12_288  # which has at least and at most so many steps
 _WIDE, _GROWTH = 32_768, 1.5  # steps of the widest window, and of each beside the next narrower
@@ -239,7 +237,7 @@ class FreeEvaluation:
 
     def _settle(self, moment: Moment | None) -> None:
         """Settle the policies that enough steps have followed."""
-        aside = self._aside()
+        aside = self._widest() // 4  # a settled value has seen as much after it as before
         while self._pending and self.stream.clock >= self._pending[0].stop + aside:
             then = self._pending.pop(0)
             if moment is None or then.clock < moment.fit.window.clock.min():
@@ -263,24 +261,15 @@ class FreeEvaluation:
                 return None
             fit = ValueFit.of(window, horizon=self.horizon, gamma=self.gamma, starts=starts)
             self._length = window.size / max(int(window.ended.sum()), 1)
-            returns, learned = Returns.of(window, self.gamma), self._learn()
+            returns, policy = Returns.of(window, self.gamma), None
+            if self._current is not None:
+                policy = self._current.policies["acting"]
+            learned = None
+            if policy is not None and self._task is not None:
+                latest = stop - -(-_LEARNT // self.stream.num_envs)
+                learned = Learned.of(window, latest, policy, self._task)
             self._moment = Moment(stop, fit, returns, learned, starts, self._rng)
         return self._moment
-
-    def _learn(self) -> Learned | None:
-        """Learn environments from the latest steps; None where that cannot be done."""
-        policy = None if self._current is None else self._current.policies["acting"]
-        if policy is None or self._task is None or not self.stream.numbers:
-            return None
-        stop = self.stream.clock
-        names = ("observations", "following", "actions", "rewards", "ended", "clock", "began")
-        latest = self.stream.rows(stop - -(-_LEARNT // self.stream.num_envs), stop, *names)
-        if latest["observations"].dtype.kind != "f":
-            return None
-        in_time = latest["clock"] - latest["began"] + 1 < self._task.horizon
-        latest["terminated"] = latest["ended"] & in_time & (latest["began"] >= 0)
-        n_actions = count_actions(policy, latest["observations"])
-        return Learned.of(latest_steps(latest, n_actions, self._task.bounds), self._task)
 
     def _evidence(
         self, moment: Moment, followed: _Followed, name: str, spans: list[Span]
@@ -334,11 +323,6 @@ class FreeEvaluation:
         )
 
     # Sizes -------------------------------------------------------------------------------
-
-    def _aside(self) -> int:
-        """Return how many vector steps must follow a policy before its value is settled."""
-        steps = min(max(_SETTLED * self._length, _LEAST), _MOST)
-        return -(-int(steps) // self.stream.num_envs)
 
     def _widest(self) -> int:
         """Return the length of the widest window, in vector steps."""

@@ -21,7 +21,6 @@ from ope_gym.policies.acting import ActingPolicy
 
 SHARE = 0.7  # of the advantages: they are estimated, and so is how far policies are apart
 _RECENT = 20  # successive differences of returns, which tell their spread
-_ASKED = 2048  # steps that tell how far the policies that acted are
 
 Span = tuple[int, int]
 """Clocks between which steps count."""

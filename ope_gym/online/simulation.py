@@ -16,7 +16,7 @@ two errors. It tells a good environment from a bad one; so does an environment o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
@@ -30,7 +30,7 @@ from ope_gym.models.features import Polynomial
 from ope_gym.online.advantages import Terms, timed, timed_sum
 from ope_gym.online.rules import Simulated, Value
 from ope_gym.online.stream import Window, blocks
-from ope_gym.policies.acting import ActingPolicy
+from ope_gym.policies.acting import ActingPolicy, count_actions
 
 _MOST_FEATURES = 84  # of a polynomial: degree 3 of up to six numbers, degree 2 of up to eleven
 _STEPS_PER_FEATURE = 4  # least, for each action
@@ -57,30 +57,30 @@ class Task:
     bounds: Bounds | None
 
 
-def latest_steps(
-    columns: Mapping[str, NDArray[Any]], n_actions: int, bounds: Bounds | None = None
+def recorded_steps(
+    window: Window, rows: slice | NDArray[np.bool_], n_actions: int, task: Task
 ) -> Steps:
-    """Return recorded steps (S, ...) to learn an environment from.
+    """Return steps of a window as an environment is learned from them.
 
     Args:
-        columns: Observations, following, actions, rewards, and terminated: the episode ended with
-            this step, before its time limit.
-        n_actions: How many there are, 0 for real numbers.
-        bounds: Lowest and highest action, to which the loop clips.
+        window: Recorded steps.
+        rows: Those to return.
+        n_actions: How many there are, 0 for real numbers, which are clipped as in the loop.
+        task: Time limit, at which an episode does not end by itself.
     """
-    rows = len(columns["rewards"])
-    actions = columns["actions"].reshape(rows, -1)
+    step, rewards = window.step[rows], window.rewards[rows]
+    actions = window.actions[rows].reshape(len(rewards), -1)
     if n_actions:
         actions = actions[:, 0].astype(np.int64)
-    elif bounds is not None:
-        actions = np.clip(actions, *bounds)
+    elif task.bounds is not None:
+        actions = np.clip(actions, *task.bounds)
     return Steps(
-        _numbers(columns["observations"]),
-        _numbers(columns["following"]),
-        np.ones(rows, dtype=np.bool_),
+        _numbers(window.observations[rows]),
+        _numbers(window.following[rows]),
+        np.ones(len(rewards), dtype=np.bool_),
         actions,
-        columns["rewards"],
-        columns["terminated"],
+        rewards,
+        window.ended[rows] & (step + 1 < task.horizon),
         n_actions,
     )
 
@@ -114,8 +114,19 @@ class Learned:
     high: FloatArray
 
     @classmethod
-    def of(cls, steps: Steps, task: Task) -> Learned | None:
-        """Learn from steps; None if these are too few, or an observation holds too many numbers."""
+    def of(cls, window: Window, clock: int, policy: ActingPolicy, task: Task) -> Learned | None:
+        """Learn from the steps of a window; None if these are too few, or observations too large.
+
+        Args:
+            window: Recorded steps.
+            clock: The first to learn from.
+            policy: Any of the loop, for its kind of actions.
+            task: Time limit, discount and bounds.
+        """
+        if not window.observations.size or window.observations.dtype.kind != "f":
+            return None
+        n_actions = count_actions(policy, window.observations)
+        steps = recorded_steps(window, window.clock >= clock, n_actions, task)
         degree = usable_degree(steps)
         if not degree:
             return None
@@ -177,15 +188,13 @@ class Learned:
         self, window: Window, v: Callable[[FloatArray, NDArray[np.int64]], FloatArray]
     ) -> FloatArray:
         """Return (2, S) what the environment gets wrong at each step, discounted, and zeros."""
-        names, task = ("observations", "following", "actions", "rewards", "ended"), self.task
-        wrong = np.zeros((2, window.size))
+        wrong, task = np.zeros((2, window.size)), self.task
         for part in blocks(window.size):
-            rows = {name: getattr(window, name)[part] for name in names}
-            steps = latest_steps({**rows, "terminated": rows["ended"]}, self.n_actions, task.bounds)
-            step = window.step[part]
+            steps = recorded_steps(window, part, self.n_actions, task)
+            step, ended = window.step[part], window.ended[part]
             predicted, rewards, end = self.environment.step(steps.states, steps.actions)
             in_time = step + 1 < task.horizon
-            here = np.where(steps.terminated, 0.0, v(steps.following, step + 1)) * in_time
+            here = np.where(ended, 0.0, v(steps.following, step + 1)) * in_time
             there = (1.0 - end) * v(predicted, step + 1) * in_time
             missed = steps.rewards - rewards - self.environment.terminal_bonus * end
             wrong[0, part] = missed + task.gamma * (here - there)

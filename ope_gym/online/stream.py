@@ -42,8 +42,7 @@ class Window:
         following: (S, ...) the observations after each step, before any reset.
         actions: (S, ...).
         rewards: (S,).
-        terminated: (S,) whether the episode ended by itself.
-        ended: (S,) whether it terminated or was truncated.
+        ended: (S,) whether the episode ended with this step, by itself or not.
         step: (S,) number of the step in its episode, from 0 on: its age.
         place: (S,) number of the step among those of its episode in the window.
         clock: (S,) when it was taken.
@@ -54,7 +53,6 @@ class Window:
     following: NDArray[Any]
     actions: NDArray[Any]
     rewards: FloatArray
-    terminated: NDArray[np.bool_]
     ended: NDArray[np.bool_]
     step: IntArray
     place: IntArray
@@ -199,7 +197,6 @@ class Stream:
             "following": _kept(following, rewards),
             "actions": np.zeros(rewards.shape) if actions is None else np.array(actions),
             "rewards": rewards,
-            "terminated": np.asarray(terminated, dtype=bool),
             "ended": np.logical_or(terminated, truncated),
             "skip": skip,
         }
@@ -238,27 +235,6 @@ class Stream:
         began = np.maximum.accumulate(began, axis=0)
         self._began, self._fresh = began[-1].copy(), over[-1].copy()
         return began
-
-    def rows(self, start: int, stop: int, *names: str) -> dict[str, NDArray[Any]]:
-        """Return the steps between two clocks as columns (S, ...), whichever episode they are of.
-
-        Args:
-            start: first clock.
-            stop: clock after the last one.
-            names: of the columns; clock and began if there are none.
-        """
-        parts: list[dict[str, NDArray[Any]]] = []
-        for chunk in self._chunks:
-            low, high = (
-                int(np.clip(x - chunk["clock"][0, 0], 0, len(chunk["skip"]))) for x in (start, stop)
-            )
-            if low < high:
-                kept = ~chunk["skip"][low:high]
-                wanted = names or ("clock", "began")
-                parts.append({name: chunk[name][low:high][kept] for name in wanted})
-        if not parts:
-            return {name: np.empty(0) for name in names or ("clock", "began")}
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def window(self, start: int, stop: int) -> Window:
         """Return what happened between two clocks, in episodes whose beginning is known."""
