@@ -18,7 +18,7 @@ from wrappers import collect
 from wrappers.free import FreeRecorder, VectorSteps
 
 SCRIPTS = (script("..T", "C", "....B"), script(".C", "T"))
-NAMES = ("observations", "following", "actions", "rewards", "terminated", "ended", "step", "place")
+NAMES = ("observations", "following", "actions", "rewards", "ended", "step", "place")
 
 
 def played(mode: AutoresetMode, steps: int) -> Window:
