@@ -31,8 +31,13 @@ from ope_gym.arrays import FloatArray, IntArray, offsets_of
 from ope_gym.estimators.run import sum_arrays
 from ope_gym.policies import LinearSigmoid, SoftmaxLinear
 from ope_gym.report import text
-from ope_gym.weights.behaviours import behaviours_of, policy_log_probs
-from ope_gym.weights.mixtures import SIZE, interleaved, partial_log_weights
+from ope_gym.weights.behaviours import (
+    SIZE,
+    behaviours_of,
+    interleaved,
+    partial_log_weights,
+    policy_log_probs,
+)
 from studies.cartpole.simulation import rollouts
 
 ESTIMATORS = ("BIS", "NBIS", "FIS", "NFIS")

@@ -12,10 +12,10 @@ from functools import partial
 from typing import NamedTuple
 
 from ope_gym.arrays import IntArray
-from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.run import Reduce, aim, run, together
+from ope_gym.estimators.reductions import Steps, together
+from ope_gym.estimators.run import Reduce, aim, estimator, run
 from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.estimators.weighted import Setting, Steps
+from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.bootstrap import make_draws
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.conclude import Known, conclude, value_alone, with_deviation

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 from ope_gym.arguments import refusal
 from ope_gym.arrays import one_blas_thread
 from ope_gym.estimation import Facts, Question
-from ope_gym.estimators.run import ask
+from ope_gym.estimators.reductions import Steps, ask
 from ope_gym.estimators.table import ESTIMATORS, candidates, choose, estimator_names
-from ope_gym.estimators.weighted import Steps
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.models import named_model
 from ope_gym.models.base import Baseline, QModel

@@ -23,23 +23,21 @@ from ope_gym.arrays import (
     longest_of,
 )
 from ope_gym.estimation import Facts, Question
-from ope_gym.estimators.chunks import Weighted, within_discount
-from ope_gym.estimators.run import ask, reduce_chunk
+from ope_gym.estimators.reductions import Steps, Weighted, ask, within_discount
+from ope_gym.estimators.run import reduce_chunk
 from ope_gym.estimators.table import ESTIMATORS, choose, estimator_names
-from ope_gym.estimators.weighted import Steps
-from ope_gym.inference import bootstrap, regimes
+from ope_gym.inference import bootstrap
 from ope_gym.inference.conclude import Known
 from ope_gym.inference.errors import joined
-from ope_gym.inference.estimate import Behaviour, Sample
+from ope_gym.inference.estimate import REGIMES, Behaviour, Sample
 from ope_gym.inference.intervals import IntervalKind
 from ope_gym.inference.outcomes import Outcomes, tally
 from ope_gym.models.base import baseline_of
 from ope_gym.options import Options, Weighting
 from ope_gym.results import Evaluation
 from ope_gym.verdict import Reason
-from ope_gym.weights.formula import log_weights
+from ope_gym.weights.formula import check_reward_model, log_weights
 from ope_gym.weights.propensities import StepRatios
-from ope_gym.weights.reward_model import check_reward_model
 
 
 def evaluate_log_probs(
@@ -72,7 +70,7 @@ def evaluate_log_probs(
         estimators: as in `evaluate`, except those that need more than arrays.
         baseline: q (S,) of the taken actions and v (S,), for the estimators that need a q model.
         regime: what is known about the data: "held-out", "fresh", "adaptive", "in-sample" or
-            "unstated"; see `ope_gym.inference.regimes`.
+            "unstated"; see `ope_gym.inference.estimate`.
         density: whether the numbers are log densities of continuous actions.
         gamma: discount within [0, 1].
         interval: as in `evaluate`; None for the values alone.
@@ -104,8 +102,8 @@ def evaluate_log_probs(
             f"mixture is {weighting.mixture!r}, but arrays are weighed against the mixture of all "
             "their behaviours: leave it out, or give fewer behaviours"
         )
-    if regime not in regimes.REGIMES:
-        raise ValueError(f"regime is {regime!r}; choose one of {', '.join(regimes.REGIMES)}")
+    if regime not in REGIMES:
+        raise ValueError(f"regime is {regime!r}; choose one of {', '.join(REGIMES)}")
     arrays = _Arrays.of(
         target_log_probs,
         behaviour_log_probs,

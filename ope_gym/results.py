@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ope_gym.arguments import instance, real, refusal
 from ope_gym.estimators.table import ALIASES, ESTIMATORS, RECOMMENDED, by_recommendation
-from ope_gym.inference.estimate import Difference, Estimate, Sample
-from ope_gym.inference.regimes import label
+from ope_gym.inference.estimate import Difference, Estimate, Sample, regime_label
 from ope_gym.report import html, text
 from ope_gym.verdict import COLOURS
 
@@ -137,7 +136,7 @@ class Evaluation(Mapping[str, Estimate]):
             "target": self.target or None,
             "best": self.best.name,
             **sample.to_dict(),
-            "regime": label(sample.regime),
+            "regime": regime_label(sample.regime),
             "mixture": asdict(sample.mixture) if sample.mixture else None,
             "estimates": {name: estimate.to_dict() for name, estimate in self.items()},
         }
@@ -161,7 +160,7 @@ class Evaluation(Mapping[str, Estimate]):
                     "max_share": e.diagnostics.max_share,
                     "mean_weight": e.diagnostics.mean_weight,
                     "verdict": e.verdict.colour,
-                    "regime": label(e.sample.regime),
+                    "regime": regime_label(e.sample.regime),
                 }
                 for name, e in self.items()
             ]
@@ -230,7 +229,7 @@ class Evaluation(Mapping[str, Estimate]):
     def _head(self) -> list[str]:
         """Return the lines above the table: the data, and whether mixtures are partial."""
         sample = self.sample
-        head = f"{text.size(sample)}, gamma {sample.gamma:g}; data: {label(sample.regime)}"
+        head = f"{text.size(sample)}, gamma {sample.gamma:g}; data: {regime_label(sample.regime)}"
         if sample.q_model is not None:
             head += f"; q model: {sample.q_model}"
         if sample.propensities:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym import Bootstrap, Estimate, evaluate
-from ope_gym.estimators.chunks import Column
+from ope_gym.estimators.reductions import Column
 from ope_gym.estimators.run import sum_arrays
-from ope_gym.estimators.step_sums import Columns, Payer, Replicates
 from ope_gym.estimators.table import WEIGHTED
+from ope_gym.estimators.weighted import Columns, Payer, Replicates
 from ope_gym.inference import bootstrap
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.errors import standard_error

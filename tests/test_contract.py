@@ -25,7 +25,7 @@ from ope_gym import (
 )
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.methods import METHODS
+from ope_gym.estimators.run import METHODS
 from ope_gym.estimators.table import WEIGHTED, Composition
 from ope_gym.inference.intervals import KINDS
 from ope_gym.models import Baseline, LinearQ

@@ -16,7 +16,7 @@ import pytest
 
 import ope_gym
 from ope_gym.cli import load
-from ope_gym.inference import intervals, judging, regimes
+from ope_gym.inference import estimate, intervals, judging
 from ope_gym.policies import POLICY_KINDS
 from ope_gym.report.scalars import scalars
 
@@ -210,7 +210,7 @@ def test_every_q_model_has_a_section() -> None:
 
 def test_thresholds_regimes_and_intervals_are_those_of_the_code() -> None:
     text = text_of("trust")
-    for regime in regimes.REGIMES:
+    for regime in estimate.REGIMES:
         assert re.search(rf"^\| {regime} \|", text, re.M), regime
     for method in intervals.KINDS:
         assert re.search(rf"^\| `?{method}`? ", text, re.M), method

@@ -25,10 +25,9 @@ from ope_gym import (
     evaluate,
     rank,
 )
-from ope_gym.estimators.chunks import Clip, Column, Weighted
-from ope_gym.estimators.reductions import Bets
-from ope_gym.estimators.step_sums import StepSums
+from ope_gym.estimators.reductions import Bets, Clip, Column, Weighted
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
+from ope_gym.estimators.weighted import StepSums
 from ope_gym.models import default_model
 from ope_gym.models.features import ColumnSums, Polynomial, columns_of
 from ope_gym.models.linear import LinearQ

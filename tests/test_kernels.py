@@ -22,8 +22,8 @@ from ope_gym import (
 )
 from ope_gym.arrays import offsets_of
 from ope_gym.estimators import run as engine
-from ope_gym.estimators.chunks import Column, Weighted, pieces
-from ope_gym.estimators.step_sums import StepSums
+from ope_gym.estimators.reductions import Column, Weighted, pieces
+from ope_gym.estimators.weighted import StepSums
 from ope_gym.inference import conclude, outcomes
 from ope_gym.inference.diagnostics import _largest, weight_diagnostics
 from ope_gym.inference.errors import spread_of

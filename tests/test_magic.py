@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ope_gym.estimators import run as engine
-from ope_gym.estimators.chunks import Column, Weighted
 from ope_gym.estimators.magic import (
     Magic,
     _payer,
@@ -20,8 +19,8 @@ from ope_gym.estimators.magic import (
     mix,
     spread_cuts,
 )
-from ope_gym.estimators.step_sums import Payer, Replicates, StepSums
-from ope_gym.estimators.weighted import Setting
+from ope_gym.estimators.reductions import Column, Weighted
+from ope_gym.estimators.weighted import Payer, Replicates, Setting, StepSums
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.errors import standard_error
 from ope_gym.inference.intervals import Interval, ess_t

@@ -22,7 +22,6 @@ from ope_gym.estimators.auto import (
     squared_bias,
     widened,
 )
-from ope_gym.estimators.chunks import Column, Weighted
 from ope_gym.estimators.marginal import Corrections, Marginal, Support, marginal
 from ope_gym.estimators.markov import (
     ALPHA,
@@ -34,7 +33,7 @@ from ope_gym.estimators.markov import (
     _chance,
     check_markov,
 )
-from ope_gym.estimators.reductions import Reduction
+from ope_gym.estimators.reductions import Column, Reduction, Weighted
 from ope_gym.estimators.run import Reduce, aim, reduce_chunk, run
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed, Weights

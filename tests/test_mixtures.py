@@ -22,7 +22,7 @@ from ope_gym.estimators.run import sum_arrays
 from ope_gym.inference.errors import join_single, joined, standard_error
 from ope_gym.inference.estimate import PartialMixture
 from ope_gym.policies import LinearSigmoid
-from ope_gym.weights import mixtures
+from ope_gym.weights import behaviours as many
 from ope_gym.weights.behaviours import Behaviours, behaviours_of
 from ope_gym.weights.formula import log_weights
 from tests import reference, small_mdps
@@ -81,7 +81,7 @@ def plain_loops(data: Data, groups: Ints) -> Floats:
 def partial(made: Recorded, groups: Ints, scheme: str = "fused") -> Floats:
     """Log weights of the target by the library."""
     data, arrays = made.trajectories, made.arrays
-    base = mixtures.partial_log_weights(data, behaviours_of(data), groups, [scheme])[0][scheme]
+    base = many.partial_log_weights(data, behaviours_of(data), groups, [scheme])[0][scheme]
     prefix = [np.cumsum(r) for r in np.split(arrays.target_log_probs, data.offsets[1:-1])]
     return np.asarray(base + np.concatenate(prefix))
 
@@ -111,7 +111,7 @@ def test_one_group_is_the_whole_mixture_to_the_bit(scheme: str) -> None:
     data = made.trajectories
     behaviours = behaviours_of(data)
     nobody = np.zeros(4, dtype=np.int64)
-    got = mixtures.partial_log_weights(data, behaviours, nobody, [scheme])[0][scheme]
+    got = many.partial_log_weights(data, behaviours, nobody, [scheme])[0][scheme]
     want = log_weights(
         np.zeros(data.n_steps), behaviours.rows(data), behaviours.ids, data.offsets, [scheme]
     )[scheme]
@@ -169,7 +169,7 @@ def test_a_group_uses_the_policies_an_episode_would_have_followed() -> None:
     assert len(behaviours.plans) == 3
     rows = behaviours.rows(data).block(0, 8)
     groups = np.array([0, 0, 1])
-    got = mixtures.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"]
+    got = many.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"]
     arrays = Data(np.zeros(8), rows, behaviours.ids, data.rewards, data.offsets)
     np.testing.assert_allclose(got, plain_loops(arrays, groups), atol=1e-13)
 
@@ -182,7 +182,7 @@ def test_an_error_in_a_group_names_the_episode_and_the_behaviour_of_the_whole() 
     policies = [*made.trajectories.policies[:2], liar, made.trajectories.policies[3]]
     bad = dataclasses.replace(made.trajectories, policies=tuple(policies))
     with pytest.raises(ValueError, match=r"0\.5 of behaviour=2 at episode \d+, step 0: the log"):
-        mixtures.partial_log_weights(bad, behaviours_of(bad), np.array([1, 1, 0, 0]), ["fused"])
+        many.partial_log_weights(bad, behaviours_of(bad), np.array([1, 1, 0, 0]), ["fused"])
     logged = made.trajectories.log_probs.copy()
     row = int(made.trajectories.offsets[episode])
     logged[row] -= 0.3
@@ -243,7 +243,7 @@ def test_values_average_to_the_truth_over_all_data_sets(
 @settings(deadline=None, max_examples=60)
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=80), size=st.integers(1, 90))
 def test_groups_are_few_alike_and_across_all_history(counts: list[int], size: int) -> None:
-    groups = mixtures.interleaved(np.array(counts), size)
+    groups = many.interleaved(np.array(counts), size)
     sizes = np.bincount(groups)
     assert sizes.max() <= size
     assert sizes.size == -(-len(counts) // size)
@@ -257,18 +257,18 @@ def test_groups_are_few_alike_and_across_all_history(counts: list[int], size: in
 
 def test_the_largest_count_goes_to_the_smallest_group() -> None:
     counts = np.tile([1, 9], 20)
-    assert np.bincount(mixtures.interleaved(counts, 20), counts).tolist() == [100, 100]
+    assert np.bincount(many.interleaved(counts, 20), counts).tolist() == [100, 100]
 
 
 def test_equal_counts_are_dealt_in_order() -> None:
-    assert mixtures.interleaved(np.full(7, 5), 3).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert many.interleaved(np.full(7, 5), 3).tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_auto_takes_all_of_a_few_hundred_and_groups_of_more() -> None:
-    assert mixtures.group_size("auto", 256) == 256
-    assert mixtures.group_size("auto", 257) == mixtures.SIZE
-    assert mixtures.group_size("all", 10_000) == 10_000
-    assert mixtures.group_size(100, 7) == 7
+    assert many.group_size("auto", 256) == 256
+    assert many.group_size("auto", 257) == many.SIZE
+    assert many.group_size("all", 10_000) == 10_000
+    assert many.group_size(100, 7) == 7
 
 
 @pytest.mark.parametrize("mixture", [0, -3, 2.5, True, "some", None])
@@ -313,7 +313,7 @@ def test_a_reward_model_follows_its_rows_into_the_groups() -> None:
     data = made.trajectories
     rng = np.random.default_rng(0)
     model = rng.normal(size=data.n_steps), rng.random(data.n_steps)
-    groups = mixtures.interleaved(behaviours_of(data).counts, 2)
+    groups = many.interleaved(behaviours_of(data).counts, 2)
     found = evaluate(
         data, made.target, estimators="OUIS", weighting=Weighting(mixture=2, reward_model=model)
     )["OUIS"]
@@ -342,13 +342,13 @@ def test_interleaved_groups_lose_little_and_blocks_of_history_much() -> None:
     )
 
     def ess(groups: Ints) -> float:
-        base = mixtures.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"]
+        base = many.partial_log_weights(data, behaviours, groups, ["fused"])[0]["fused"]
         summed = sum_arrays(base + prefix, data.rewards, data.offsets, 1.0)
         total, square, _ = summed.columns.sums
         return float(np.min(total**2 / square))
 
     whole = ess(np.zeros(600, dtype=np.int64))
-    assert ess(mixtures.interleaved(behaviours.counts, 32)) > 0.9 * whole
+    assert ess(many.interleaved(behaviours.counts, 32)) > 0.9 * whole
     assert ess(np.arange(600) // 32) < 0.3 * whole
 
 
@@ -446,10 +446,10 @@ def test_parts_cover_every_row_once() -> None:
     made = recorded(11, (3, 1, 4, 2, 2))
     data = made.trajectories
     behaviours: Behaviours = behaviours_of(data)
-    groups = mixtures.interleaved(behaviours.counts, 2)
-    seen = np.concatenate([part.rows for part in mixtures.parts(data, behaviours, groups)])
+    groups = many.interleaved(behaviours.counts, 2)
+    seen = np.concatenate([part.rows for part in many.parts(data, behaviours, groups)])
     assert np.array_equal(np.sort(seen), np.arange(data.n_steps))
-    for part in mixtures.parts(data, behaviours, groups):
+    for part in many.parts(data, behaviours, groups):
         assert np.array_equal(part.data.rewards, data.rewards[part.rows])
         assert np.array_equal(part.members[part.behaviours.ids], behaviours.ids[part.episodes])
         assert np.array_equal(

@@ -22,10 +22,9 @@ from ope_gym.arrays import FloatArray, finite
 from ope_gym.evaluation import Evaluator
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.diagnostics import Diagnostics
-from ope_gym.inference.estimate import Estimate, Sample
+from ope_gym.inference.estimate import Estimate, Sample, regime_label
 from ope_gym.inference.intervals import Interval, widened
 from ope_gym.inference.outcomes import Outcomes, RewardSums, tally
-from ope_gym.inference.regimes import label
 from ope_gym.inference.weighted_returns import WeightedReturns
 from ope_gym.policies import Target
 from ope_gym.report import text
@@ -236,7 +235,7 @@ class Distribution:
         )
         head = (
             f"returns of the target, from {text.size(self.sample)}, gamma {self.sample.gamma:g}; "
-            f"data: {label(self.sample.regime)}; ESS {self.ess:.1f}"
+            f"data: {regime_label(self.sample.regime)}; ESS {self.ess:.1f}"
         )
         lines = [head, *table, text.wrap(str(self.verdict))]
         if any(q.rests_on < FEW for q in quantities):
@@ -266,7 +265,7 @@ class Distribution:
         """Return plain numbers, strings and lists; undefined and infinite numbers are None."""
         band = self.band
         return {
-            "regime": label(self.sample.regime),
+            "regime": regime_label(self.sample.regime),
             **self.sample.to_dict(),
             "ess": finite(self.ess),
             "level": self.level,

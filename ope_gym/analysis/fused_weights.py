@@ -15,9 +15,9 @@ from ope_gym.arguments import refusal
 from ope_gym.arrays import FloatArray, IntArray, check_finite, check_log_probs, offsets_of
 from ope_gym.data.schema import BY_STEP
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.chunks import discounts
+from ope_gym.estimators.reductions import discounts
 from ope_gym.estimators.run import sum_arrays, weigh_arrays
-from ope_gym.estimators.step_sums import normalised_influence
+from ope_gym.estimators.weighted import normalised_influence
 from ope_gym.inference.computed import Computed
 from ope_gym.options import Options
 from ope_gym.policies import Policy, Target, UnavailablePolicy

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ope_gym.arrays import finite
-from ope_gym.inference.estimate import Difference, Estimate, Sample
-from ope_gym.inference.regimes import label
+from ope_gym.inference.estimate import Difference, Estimate, Sample, regime_label
 from ope_gym.report import text
 from ope_gym.verdict import Reason, Verdict
 
@@ -172,7 +171,7 @@ class Ranking(Mapping[str, Ranked]):
                     "probability_best": r.probability_best,
                     "ess": e.diagnostics.ess,
                     "verdict": e.verdict.colour,
-                    "regime": label(e.sample.regime),
+                    "regime": regime_label(e.sample.regime),
                 }
             )
         return text.to_frame(rows)
@@ -207,7 +206,7 @@ class Ranking(Mapping[str, Ranked]):
 
     @property
     def _regimes(self) -> list[str]:
-        return [label(r.estimate.sample.regime) for r in self.values()]
+        return [regime_label(r.estimate.sample.regime) for r in self.values()]
 
     def _head(self) -> str:
         """Return the line above the table."""

@@ -147,7 +147,7 @@ class Roster:
                 other is taken for a learner that saw everything.
 
         Returns:
-            One of `ope_gym.inference.regimes.REGIMES`.
+            One of `ope_gym.inference.estimate.REGIMES`.
         """
         if origin is not None and origin not in ORIGINS:
             raise refusal("origin", origin, f"choose one of {', '.join(ORIGINS)}")

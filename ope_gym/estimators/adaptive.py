@@ -33,15 +33,12 @@ via adaptive weighting with data from contextual bandits.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.reductions import Whole
-from ope_gym.estimators.run import ask, reduce_chunk, run
+from ope_gym.estimators.reductions import Steps, Whole, ask
 from ope_gym.estimators.table import Composition
-from ope_gym.estimators.weighted import Setting, Steps, weighted
+from ope_gym.estimators.weighted import Setting, StepSums
 from ope_gym.inference.computed import Computed
 
 
@@ -55,15 +52,15 @@ def adaptive(c: Composition, setting: Setting) -> Steps[Computed]:
     and with the weights (K,) of the rounds.
     """
     chunk, weights = yield from ask(Whole("rounds"))
-    plain: Computed
-    (plain,) = run([weighted(c, dataclasses.replace(setting, draws=None))], reduce_chunk(chunk))
-    influence = weighted_mean(plain.influence, setting.rounds, weights)
+    sums = StepSums(setting.column(c), setting.gamma)
+    totals = sums.total(sums.part(chunk))
+    influence = weighted_mean(totals.psi + chunk.start, setting.rounds, weights)
     used = weights[np.unique(setting.rounds)]
     draws = setting.draws
-    return dataclasses.replace(
-        plain,
-        value=float(influence.mean()),
-        influence=influence,
+    return Computed(
+        float(influence.mean()),
+        influence,
+        totals.weights,
         replicates=None if draws is None else draws.pooled().means(influence),
         report={"largest over smallest weight of a round": float(used.max() / used.min())},
         pooled=True,  # as the sum of a martingale

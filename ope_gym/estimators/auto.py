@@ -48,13 +48,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.chunks import Clip, Column
 from ope_gym.estimators.marginal import MEMORIES, Marginal, marginal
-from ope_gym.estimators.reductions import Returns
-from ope_gym.estimators.run import ask, together
-from ope_gym.estimators.step_sums import Columns, StepSums
+from ope_gym.estimators.reductions import Clip, Column, Returns, Steps, ask, together
 from ope_gym.estimators.table import Composition
-from ope_gym.estimators.weighted import Setting, Steps, normalise, weigh_column
+from ope_gym.estimators.weighted import Columns, Setting, StepSums, normalise, weigh_column
 from ope_gym.inference.computed import Computed, Weights
 from ope_gym.inference.errors import (
     cautious_error,

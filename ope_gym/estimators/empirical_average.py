@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.reductions import Whole
-from ope_gym.estimators.run import ask
+from ope_gym.estimators.reductions import Steps, Whole, ask
 from ope_gym.estimators.table import Composition
-from ope_gym.estimators.weighted import Setting, Steps
+from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.bootstrap import Resamples
 from ope_gym.inference.computed import Computed, Weights
 from ope_gym.verdict import Reason

@@ -34,12 +34,17 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.chunks import Column, discounts
-from ope_gym.estimators.reductions import Starts
-from ope_gym.estimators.run import ask, together
-from ope_gym.estimators.step_sums import Columns, Influence, Payer, Replicates, StepSums
+from ope_gym.estimators.reductions import Column, Starts, Steps, ask, discounts, together
 from ope_gym.estimators.table import Composition
-from ope_gym.estimators.weighted import Setting, Steps, normalise
+from ope_gym.estimators.weighted import (
+    Columns,
+    Influence,
+    Payer,
+    Replicates,
+    Setting,
+    StepSums,
+    normalise,
+)
 from ope_gym.inference.computed import Computed
 from ope_gym.inference.errors import covariance_within
 from ope_gym.inference.intervals import Interval, ess_t, undefined

@@ -28,12 +28,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.chunks import LARGEST, Weighted
 from ope_gym.estimators.markov import MarkovCheck, check_markov
-from ope_gym.estimators.reductions import Arrays, Starts
-from ope_gym.estimators.run import ask, together
+from ope_gym.estimators.reductions import LARGEST, Arrays, Starts, Steps, Weighted, ask, together
 from ope_gym.estimators.table import Composition
-from ope_gym.estimators.weighted import Setting, Steps
+from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed, Weights
 from ope_gym.inference.errors import cautious_error
 from ope_gym.verdict import Reason

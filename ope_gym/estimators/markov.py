@@ -37,8 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym.arrays import FloatArray, IntArray
-from ope_gym.estimators.chunks import Weighted
-from ope_gym.estimators.weighted import Steps
+from ope_gym.estimators.reductions import Steps, Weighted
 from ope_gym.verdict import Reason
 
 ALPHA = 0.05  # probability to reject a state that is Markov; auto then asks how much it matters

@@ -1,12 +1,8 @@
-"""Run estimators side by side: equal requests are answered once, one pass a round.
-
-An estimator is a generator. Each `yield` asks for reductions over all trajectories and is sent
-their totals; what the generator returns is the result. `together` runs several as one generator,
-so that all requests of a round are answered in a single pass over the trajectories.
-"""
+"""Run estimators by name, side by side: equal requests are answered once, one pass a round."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,20 +10,62 @@ from typing import Any
 import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, in_threads
-from ope_gym.estimators.chunks import Column, Weighted, pieces
-from ope_gym.estimators.reductions import Reduction
-from ope_gym.estimators.step_sums import StepSums, StepTotals
-from ope_gym.estimators.weighted import Setting, Steps, weigh_column
+from ope_gym.estimators.adaptive import adaptive
+from ope_gym.estimators.auto import auto
+from ope_gym.estimators.empirical_average import empirical_average
+from ope_gym.estimators.magic import magic
+from ope_gym.estimators.marginal import direct, mdr
+from ope_gym.estimators.reductions import (
+    Bets,
+    Column,
+    Reduction,
+    Steps,
+    Weighted,
+    ask,
+    pieces,
+    together,
+)
+from ope_gym.estimators.table import ESTIMATORS, Composition
+from ope_gym.estimators.weighted import Setting, StepSums, StepTotals, weigh_column, weighted
 from ope_gym.inference.computed import Computed
+from ope_gym.inference.intervals import Betting
 
 _PIECE = 1 << 17  # steps of a large chunk that a thread takes at once; twice as many of a huge one
 Reduce = Callable[[Sequence[Reduction]], Sequence[Any]]
 
 
-def ask(request: Reduction) -> Steps[Any]:
-    """Ask for one reduction and return its total."""
-    (total,) = yield (request,)
-    return total
+METHODS: dict[str, Callable[[Composition, Setting], Steps[Computed]]] = {
+    "weighted": weighted,
+    "direct": direct,
+    "auto": auto,
+    "magic": magic,
+    "marginal": mdr,
+    "adaptive": adaptive,
+    "average": empirical_average,
+}
+
+
+def estimator(name: str, setting: Setting, betting: Betting | None = None) -> Steps[Computed]:
+    """Run an estimator of the table.
+
+    Args:
+        name: Name of the estimator.
+        setting: what all estimators of an evaluation share.
+        betting: the interval, if it is one by betting, which needs sums of its own.
+    """
+    c = ESTIMATORS[name]
+    if c.method != "weighted" and (c.method != "auto" or setting.has_q):
+        setting = dataclasses.replace(setting, errors=True)  # its value rests on influence values
+    steps = METHODS[c.method](c, setting)
+    if betting is None:
+        return (yield from steps)
+    assert betting.reward_range is not None
+    assert betting.horizon is not None
+    column = Column(c.scheme, setting.cap if c.capped else None)
+    bets = Bets(column, setting.gamma, betting.reward_range, betting.horizon)
+    computed: Computed
+    computed, sums = yield from together(steps, ask(bets))
+    return dataclasses.replace(computed, bets=sums)
 
 
 @dataclass(frozen=True)
@@ -69,29 +107,6 @@ def aim(target: int, generator: Steps[Any]) -> Steps[Any]:
             wanted = generator.send((yield tuple(Aimed(target, one) for one in wanted)))
     except StopIteration as end:
         return end.value
-
-
-def together(*generators: Steps[Any]) -> Steps[list[Any]]:
-    """Run generators side by side; yield the requests of all, return the results of all."""
-    results: list[Any] = [None] * len(generators)
-    wanted: dict[int, tuple[Reduction, ...]] = {}
-
-    def advance(i: int, answers: tuple[Any, ...] | None) -> None:
-        try:
-            wanted[i] = generators[i].send(answers)  # type: ignore[arg-type]
-        except StopIteration as end:
-            wanted.pop(i, None)
-            results[i] = end.value
-
-    for i in range(len(generators)):
-        advance(i, None)
-    while wanted:
-        sizes = {i: len(requests) for i, requests in wanted.items()}
-        answers = list((yield tuple(r for requests in wanted.values() for r in requests)))
-        for i, size in sizes.items():
-            advance(i, tuple(answers[:size]))
-            del answers[:size]
-    return results
 
 
 def run(generators: Sequence[Steps[Any]], reduce: Reduce) -> list[Any]:

@@ -7,7 +7,7 @@
 
 After an episode ends its reward is 0 and its weight stays: the denominator at step t runs over all
 n trajectories, never over the survivors only. A new estimator is a row here and, if none of the
-methods in `ope_gym.estimators.methods` computes it, a function there.
+methods in `ope_gym.estimators.run` computes it, a function there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Composition:
         capped: weights are clipped at the cap.
         normalised: each step's sum is divided by the sum of the weights instead of n.
         baseline: needs a q model; as a weighted sum it is doubly robust.
-        method: how it is computed, a name in `ope_gym.estimators.methods.METHODS`.
+        method: how it is computed, a name in `ope_gym.estimators.run.METHODS`.
         whole: what it needs of all episodes at once, so that they must fit into memory: "rounds"
             or "one step"; empty if it is made of sums.
         use: when to use it, in a line.

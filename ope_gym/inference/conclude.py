@@ -15,11 +15,10 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray
 from ope_gym.estimators.table import ESTIMATORS, Composition
-from ope_gym.inference import regimes
 from ope_gym.inference.computed import Computed, Weights
 from ope_gym.inference.diagnostics import Diagnostics, weight_diagnostics
 from ope_gym.inference.errors import Spread, Tails, spread_of, uncorrelated
-from ope_gym.inference.estimate import Estimate, Sample
+from ope_gym.inference.estimate import Estimate, Sample, regime_doubts
 from ope_gym.inference.intervals import (
     Evidence,
     Interval,
@@ -85,7 +84,7 @@ class Known:
 
     def doubts(self, scheme: str) -> tuple[Reason, ...]:
         """Return what speaks against estimates with these weights, whatever their numbers."""
-        reasons = [*regimes.doubts(self.sample.regime, scheme, self.held_out), *self.reasons]
+        reasons = [*regime_doubts(self.sample.regime, scheme, self.held_out), *self.reasons]
         if self.clocked and scheme not in ("", "basic"):
             reasons.append(Reason("policies_follow"))
         steps = self.support.get("fused", 0)

@@ -20,13 +20,45 @@ from ope_gym.inference.intervals import (
     widened,
     with_bias,
 )
-from ope_gym.inference.regimes import label
 from ope_gym.verdict import MODEL_DOUBTS, Reason, Verdict
+
+# What the learner saw of the episodes:
+#   held-out   it never trained on them: everything classical holds
+#   fresh      one policy recorded them all, and the target was fixed in advance: the same
+#   adaptive   policies learned from earlier episodes, the target was fixed in advance: basic
+#              weights stay unbiased; weights against a mixture do not, since later policies in
+#              their denominator depend on earlier rewards
+#   in-sample  the target was trained on these very episodes: estimates are optimistic, some a
+#              little and some much; only held-out episodes repair it
+#   unstated   nothing is known
+REGIMES = ("held-out", "fresh", "adaptive", "in-sample", "unstated")
+IN_SAMPLE = ("in_sample", "in_sample_though_held_out")  # reasons of that regime
+LABELS = {"in-sample": "in-sample, optimistic"}
+
+
+def regime_label(regime: str) -> str:
+    """Return the name of a regime as reports show it."""
+    return LABELS.get(regime, regime)
+
+
+def regime_doubts(regime: str, scheme: str, held_out: bool = False) -> tuple[Reason, ...]:
+    """Return the reasons why a result of this regime is amber at best; empty if it is not.
+
+    Args:
+        regime: One of `REGIMES`.
+        scheme: Weighting scheme; empty without weights.
+        held_out: Whether some of the episodes are held out, so that they could be used alone.
+    """
+    if regime == "in-sample":
+        return (Reason("in_sample_though_held_out" if held_out else "in_sample"),)
+    if regime == "adaptive" and scheme != "basic":
+        return (Reason("adaptive"),)
+    return ()
 
 
 @dataclass(frozen=True)
 class PartialMixture:
-    """Describe mixtures of a part of the behaviours; see `ope_gym.weights.mixtures`.
+    """Describe mixtures of a part of the behaviours; see `ope_gym.weights.behaviours`.
 
     Args:
         behaviours: number of behaviours recorded.
@@ -83,7 +115,7 @@ class Sample:
         behaviours: (K,) who acted.
         counts: (K,) trajectories of each.
         gamma: discount.
-        regime: what the learner saw of the data, one of `ope_gym.inference.regimes.REGIMES`.
+        regime: what the learner saw of the data, one of `REGIMES`.
         fingerprint: equal for equal data, so that differences are only taken between such.
         mixture: where weights are against parts of the behaviours; None where against all.
         q_model: name of the q model; None if no estimator uses one.
@@ -298,7 +330,7 @@ class Estimate:
         """Return plain numbers, strings and lists; undefined numbers are None."""
         return {
             "estimator": self.name,
-            "regime": label(self.sample.regime),
+            "regime": regime_label(self.sample.regime),
             "value": finite(self.value),
             "standard_error": finite(self.standard_error),
             "interval": {

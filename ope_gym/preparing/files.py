@@ -19,7 +19,7 @@ import numpy as np
 from ope_gym.arguments import shortened
 from ope_gym.arrays import FloatArray, IntArray, folds_within
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.chunks import Weighted
+from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.run import Aimed, Reduce, merge_all, parts_of
 from ope_gym.models import base, default_linear
 from ope_gym.models.base import Baseline, CrossFitted, FoldSums, QModel

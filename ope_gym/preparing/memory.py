@@ -12,8 +12,8 @@ import numpy as np
 from ope_gym import batches
 from ope_gym.arrays import FloatArray, step_numbers
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.chunks import Weighted
 from ope_gym.estimators.empirical_average import OneStep
+from ope_gym.estimators.reductions import Weighted
 from ope_gym.estimators.run import Reduce, reduce_chunk
 from ope_gym.models import default_model
 from ope_gym.models.base import (
@@ -37,7 +37,7 @@ from ope_gym.preparing.weighing import (
     has_densities,
 )
 from ope_gym.weights.answers import Answers, ask_together
-from ope_gym.weights.reward_model import check_reward_model
+from ope_gym.weights.formula import check_reward_model
 from ope_gym.weights.rounds import stable_weights
 
 _STEPS = 1 << 21  # steps times targets whose weights are held at a time

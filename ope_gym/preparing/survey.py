@@ -12,8 +12,7 @@ import numpy as np
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.data.roster import Roster
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.chunks import Weighted
-from ope_gym.estimators.reductions import Arrays
+from ope_gym.estimators.reductions import Arrays, Weighted
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.inference.bootstrap import fingerprint, marked
 from ope_gym.inference.conclude import Known
@@ -27,8 +26,7 @@ from ope_gym.preparing.copies import copies, episode_marks
 from ope_gym.preparing.weighing import Recorded, has_densities
 from ope_gym.scale.sources import Source
 from ope_gym.verdict import Reason
-from ope_gym.weights.behaviours import Behaviours, behaviours_of
-from ope_gym.weights.mixtures import groups_of
+from ope_gym.weights.behaviours import Behaviours, behaviours_of, groups_of
 from ope_gym.weights.propensities import PropensityReport, PropensitySums
 
 _UNKNOWN = (

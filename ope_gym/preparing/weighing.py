@@ -19,9 +19,8 @@ from ope_gym.arrays import (
     one_step_earlier,
 )
 from ope_gym.data.trajectories import Trajectories
-from ope_gym.estimators.chunks import Weighted, within_discount
-from ope_gym.estimators.methods import estimator
-from ope_gym.estimators.run import reduce_chunk, run
+from ope_gym.estimators.reductions import Weighted, within_discount
+from ope_gym.estimators.run import estimator, reduce_chunk, run
 from ope_gym.estimators.table import ESTIMATORS
 from ope_gym.estimators.weighted import Setting
 from ope_gym.inference.computed import Computed
@@ -30,9 +29,8 @@ from ope_gym.policies import FinitePolicy, Policy
 from ope_gym.policies.base import ask_once
 from ope_gym.verdict import Reason
 from ope_gym.weights.answers import Answers
-from ope_gym.weights.behaviours import Behaviours, redrawn
+from ope_gym.weights.behaviours import Behaviours, partial_log_weights, redrawn
 from ope_gym.weights.formula import log_weights
-from ope_gym.weights.mixtures import partial_log_weights
 from ope_gym.weights.reward_model import cross_fitted_log_weights
 
 _PAST = 8  # columns of past actions, and of past observations
@@ -59,7 +57,7 @@ class Weighing:
 
     @property
     def parted(self) -> bool:
-        """Whether mixtures are partial, see `ope_gym.weights.mixtures`."""
+        """Whether mixtures are partial, see `ope_gym.weights.behaviours`."""
         return int(self.groups.max()) > 0
 
     def weigh(

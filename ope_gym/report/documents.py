@@ -15,9 +15,8 @@ import numpy as np
 
 from ope_gym.arrays import FloatArray, IntArray, evenly
 from ope_gym.estimators.table import ESTIMATORS
-from ope_gym.inference.estimate import Estimate
+from ope_gym.inference.estimate import Estimate, regime_label
 from ope_gym.inference.judging import AMBER_ESS, GREEN_ESS
-from ope_gym.inference.regimes import label
 from ope_gym.report import text
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def evaluation_document(
         "data": f"{text.size(sample)}, gamma {sample.gamma:g}"
         + (f"; q model: {sample.q_model}" if sample.q_model else "")
         + (f"; {sample.mixture}" if sample.mixture else ""),
-        "regime": label(sample.regime),
+        "regime": regime_label(sample.regime),
         "explained": EXPLAINED[sample.regime],
         "level": interval.level,
         "method": interval.method,

@@ -15,8 +15,7 @@ import numpy as np
 
 from ope_gym.arguments import real, whole
 from ope_gym.arrays import FloatArray
-from ope_gym.inference.estimate import Estimate
-from ope_gym.inference.regimes import label
+from ope_gym.inference.estimate import Estimate, regime_label
 from ope_gym.report import text
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def ranking_figure(
     _column(axes, "P(best)", ["?" if np.isnan(p) else text.chance(p) for p in chances[:limit]])
     title(axes, f"Value by {best.name}, {100 * best.interval.level:g} % intervals", 25)
     _legend(figure, [axes])
-    regimes = dict.fromkeys(label(e.sample.regime) for e in shown.values())
+    regimes = dict.fromkeys(regime_label(e.sample.regime) for e in shown.values())
     note = f"dotted: the best estimate; data: {' / '.join(regimes)}"
     if len(shown) < len(estimates):
         note += f"; {len(estimates) - len(shown):,} lower policies are not drawn"
@@ -207,7 +206,7 @@ def _head(axes: Axes, first: Estimate) -> None:
     """Write the regime of the data in bold, and below it how much data there is."""
     sample, interval = first.sample, first.interval
     bold: dict[str, Any] = {"fontsize": 12, "fontweight": "bold", "color": INK}
-    head = axes.set_title(f"Data: {label(sample.regime)}", loc="left", pad=25, **bold)
+    head = axes.set_title(f"Data: {regime_label(sample.regime)}", loc="left", pad=25, **bold)
     if sample.regime == "in-sample":
         head.set(color="white", bbox={"facecolor": BANDS["red"], "linewidth": 0, "pad": 4})
     told = f"{text.size(sample)}; {100 * interval.level:g} % intervals ({interval.method})"

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from ope_gym.arrays import finite
 from ope_gym.estimators.table import RECOMMENDED
 from ope_gym.files import write_file
-from ope_gym.inference.estimate import Estimate, Sample
-from ope_gym.inference.regimes import IN_SAMPLE
+from ope_gym.inference.estimate import IN_SAMPLE, Estimate, Sample
 from ope_gym.verdict import Reason, Verdict
 from ope_gym.verdict import chance as chance
 

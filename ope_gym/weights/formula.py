@@ -20,21 +20,23 @@ https://arxiv.org/abs/1704.00773.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ope_gym.arrays import (
     LOG_PROB_TOLERANCE,
     FloatArray,
     IntArray,
     bad_log_prob,
+    check_column,
+    check_finite,
     check_log_probs,
     in_threads,
+    place,
 )
-
-if TYPE_CHECKING:
-    from ope_gym.weights.prefixes import Prefixes
 
 # Elements of (behaviours, steps) evaluated or handed to a thread at once: 4 MiB, most of which are
 # still in a cache when they are summed.
@@ -92,8 +94,6 @@ def log_weights(
         names: (K,) and (n,) numbers of the behaviours and the trajectories, for error messages
             about a part of the data.
     """
-    from ope_gym.weights.prefixes import BadEntryError, Prefixes  # loads numba
-
     steps, ids = target_log_probs.size, behaviour_ids.astype(np.int64, copy=False)
     if counts is None:
         counts = np.bincount(ids, minlength=behaviour_log_probs.shape[0])
@@ -183,3 +183,136 @@ def _refusal(
     if names is not None:
         behaviour, episode = int(names[0][behaviour]), int(names[1][episode])
     return bad_log_prob("behaviour_log_probs", value, episode, step, f" of {behaviour=}")
+
+
+def check_reward_model(
+    model: str | tuple[ArrayLike, ArrayLike], steps: int, offsets: IntArray
+) -> str | tuple[FloatArray, FloatArray]:
+    """Return a reward model with arrays that fit the data, or raise."""
+    if isinstance(model, str):
+        return model
+    mean = check_column(model[0], "reward_model mean", steps)
+    variance = check_column(model[1], "reward_model variance", steps)
+    check_finite(mean, "reward_model mean", offsets)
+    check_finite(variance, "reward_model variance", offsets)
+    negative = np.flatnonzero(variance < 0)
+    if negative.size:
+        episode, step = place(int(negative[0]), offsets)
+        raise ValueError(
+            f"reward_model variance is {variance[negative[0]]} at episode {episode}, step {step}: "
+            "a variance is not negative"
+        )
+    return mean, variance
+
+
+_TILE = 256  # steps whose prefixes under two behaviours stay in the first-level cache
+_NEGLIGIBLE = -40.0  # log of a p below which f(p) is p in float64
+_RANGE = 1e-280, 1e280  # sums of exponentials that have neither underflowed nor been cut off
+
+
+class BadEntryError(Exception):
+    """A log-probability is NaN or too large, or that of an executed action is -inf."""
+
+
+class Prefixes:
+    """Prefix probabilities on some trajectories in a row, m steps, made when they are asked for.
+
+    Args:
+        target: (m,) log-probability of the taken action under the target.
+        log_probs: (K, columns) the same under each behaviour.
+        first: column of the first step.
+        ids: own behaviour b of each trajectory.
+        offsets: Offsets of the trajectories, from 0 to m.
+        rho: (K,) share of the trajectories of each behaviour.
+        limit: largest log-probability allowed.
+        a: (m,) the reward parameter of "optimal".
+
+    Attributes:
+        ratio: (m,) log P_e - log P_b.
+    """
+
+    def __init__(
+        self,
+        target: FloatArray,
+        log_probs: FloatArray,
+        first: int,
+        ids: IntArray,
+        offsets: IntArray,
+        rho: FloatArray,
+        limit: float,
+        a: FloatArray,
+    ) -> None:
+        from ope_gym import kernels  # loads numba
+
+        self._log_probs, self._first, self._offsets = log_probs, first, offsets
+        self._rho, self._limit, self._a = rho, limit, a
+        self._own_steps, self.ratio = np.empty((2, target.size))
+        kernels.own_ratios(target, log_probs, first, ids, offsets, self._own_steps, self.ratio)
+        if not (self._own_steps.min() > -np.inf and self._own_steps.max() <= limit):
+            raise BadEntryError
+
+    @cached_property
+    def own(self) -> FloatArray:
+        """(m,) log P_b."""
+        from ope_gym import kernels
+
+        return np.asarray(kernels.prefix_sums(self._own_steps, self._offsets))
+
+    @cached_property
+    def mixture(self) -> FloatArray:
+        """(m,) log sum_k rho_k P_k / P_b."""
+        from ope_gym import kernels
+
+        single = self._offsets.size - 1 == self.ratio.size
+        starts = np.zeros(0 if single else self.ratio.size, dtype=np.bool_)
+        if not single:
+            starts[self._offsets[:-1]] = True
+        rho = np.append(self._rho, 0.0)
+        sums, rows = np.empty(self.ratio.size), np.empty((2, _TILE))
+        if not kernels.relative_mixture(
+            self._log_probs, self._first, self._own_steps, starts, rho, self._limit, rows, sums
+        ):
+            raise BadEntryError
+        if sums.min() > _RANGE[0] and sums.max() < _RANGE[1]:
+            return np.asarray(np.log(sums, out=sums))
+        lost = ~((sums > _RANGE[0]) & (sums < _RANGE[1]))
+        sums[lost] = 1.0
+        return self._in_logs(np.log(sums, out=sums), np.flatnonzero(lost))
+
+    def _in_logs(self, mixture: FloatArray, lost: IntArray) -> FloatArray:
+        """Do the trajectories of these steps again, however far apart their behaviours are."""
+        with np.errstate(divide="ignore"):
+            log_rho = np.log(self._rho)[:, None]
+        for i in np.unique(np.searchsorted(self._offsets, lost, side="right") - 1):
+            start, stop = self._offsets[i : i + 2].tolist()
+            steps = self._log_probs[:, self._first + start : self._first + stop]
+            prefixes = log_rho + np.cumsum(steps, axis=1)
+            mixture[start:stop] = np.logaddexp.reduce(prefixes, axis=0) - self.own[start:stop]
+        return mixture
+
+    @property
+    def optimal(self) -> FloatArray:
+        """(m,) log f(P_b) - log sum_k rho_k f(P_k), f(p) = p / (1 - a p)."""
+        from ope_gym import kernels
+
+        extra, certain, scratch = np.zeros((3, self.ratio.size))
+        kernels.optimal_extra(
+            self._log_probs,
+            self._first,
+            self._offsets,
+            self._rho,
+            self._a,
+            extra,
+            certain,
+            scratch,
+        )
+        result = -self.mixture  # f(p) is p where p is negligible, and where a is 0
+        differs = (extra > 0.0) | (certain > 0.0) | (self.own > _NEGLIGIBLE)
+        some = np.flatnonzero(differs & (self._a > 0.0))
+        own, mixture, a, sure = self.own[some], self.mixture[some], self._a[some], certain[some]
+        rest = (1.0 - a) - a * np.expm1(own)  # 1 - a P_b
+        with np.errstate(divide="ignore", invalid="ignore"):
+            finite = -np.log(rest) - np.logaddexp(mixture, np.log(extra[some]) - own)
+            limit = np.where(rest <= 0.0, -np.log(sure), -np.inf)  # f is infinite where a p = 1
+        result[some] = np.where(sure > 0.0, limit, finite)
+        return result

@@ -15,9 +15,8 @@ from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import Policy, log_prob_moments
 from ope_gym.policies.numerics import moments_of
 from ope_gym.verdict import Reason
-from ope_gym.weights.behaviours import ROWS, Behaviours
+from ope_gym.weights.behaviours import ROWS, Behaviours, parts
 from ope_gym.weights.formula import SCHEMES
-from ope_gym.weights.mixtures import parts
 
 _FALSE_ALARM = 1e-3  # probability of an alarm about propensities that are right
 _TESTS = 3  # that share it: each policy, all policies in one direction, all in any direction

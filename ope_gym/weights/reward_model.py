@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ope_gym import batches
 from ope_gym.arrays import (
     FloatArray,
-    IntArray,
-    check_column,
-    check_finite,
     folds_within,
-    place,
 )
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.weights.behaviours import BehaviourRows, Behaviours
@@ -83,23 +79,3 @@ def fit_rewards(data: Trajectories, fit: NDArray[np.bool_]) -> tuple[FloatArray,
     solution, *_ = np.linalg.lstsq(features[fit], rewards[fit], rcond=None)
     residual = np.mean((rewards[fit] - features[fit] @ solution) ** 2)
     return features @ solution, np.full(data.n_steps, residual)
-
-
-def check_reward_model(
-    model: str | tuple[ArrayLike, ArrayLike], steps: int, offsets: IntArray
-) -> str | tuple[FloatArray, FloatArray]:
-    """Return a reward model with arrays that fit the data, or raise."""
-    if isinstance(model, str):
-        return model
-    mean = check_column(model[0], "reward_model mean", steps)
-    variance = check_column(model[1], "reward_model variance", steps)
-    check_finite(mean, "reward_model mean", offsets)
-    check_finite(variance, "reward_model variance", offsets)
-    negative = np.flatnonzero(variance < 0)
-    if negative.size:
-        episode, step = place(int(negative[0]), offsets)
-        raise ValueError(
-            f"reward_model variance is {variance[negative[0]]} at episode {episode}, step {step}: "
-            "a variance is not negative"
-        )
-    return mean, variance
