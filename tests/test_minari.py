@@ -428,6 +428,11 @@ def test_damaged_datasets(root: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="dataset ope/test-v0 cannot be read: "):
             from_minari(ID)
+    path.write_bytes(content)
+    with pytest.importorskip("h5py").File(path, "r+") as file:
+        file["episode_2/rewards"][0] += 1
+    with pytest.raises(ValueError, match="episode 2 does not match its checksum"):
+        from_minari(ID)
 
 
 # Evaluation without propensities --------------------------------------------------------------

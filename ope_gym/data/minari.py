@@ -2,15 +2,17 @@
 
 Minari has no place for the probabilities of actions. They go into the infos, `log_prob` and
 `policy_id`, which have a row for the reset (NaN and -1) and one for each step. `held_out`,
-`start_clock` and `schedule` are metadata of episodes; policies, schedules, spaces and the time
-limit are JSON under the key `ope_gym` of the dataset's metadata. There is no pickle.
+`start_clock`, `schedule` and a CRC-32 are metadata of episodes; policies, schedules, spaces and the
+time limit are JSON under the key `ope_gym` of the dataset's metadata. There is no pickle.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +26,7 @@ from ope_gym import batches
 from ope_gym.arrays import offsets_of
 from ope_gym.batches import Tree
 from ope_gym.data import spaces
-from ope_gym.data.schema import BY_EPISODE
+from ope_gym.data.schema import BY_EPISODE, BY_STEP, read_only
 from ope_gym.data.spaces import Space
 from ope_gym.data.tables.header import KEY, Header, header_from_json, header_to_json
 from ope_gym.data.trajectories import Trajectories, Viewable
@@ -97,13 +99,27 @@ def to_minari(
                 jpeg_encoding=False,
             )
         columns = [getattr(data, name).tolist() for name in _BY_EPISODE.values()]
-        facts = (dict(zip(_BY_EPISODE, row, strict=True)) for row in zip(*columns, strict=True))
+        rows = zip(*columns, _checksums(data), strict=True)
+        facts = (dict(zip((*_BY_EPISODE, "crc"), row, strict=True)) for row in rows)
         dataset.storage.update_episode_metadata(facts)
         dataset.storage.update_metadata({KEY: header})
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
     return dataset
+
+
+def _checksums(data: Trajectories) -> Iterator[int]:
+    """Yield the CRC-32 of the columns of each episode: HDF5 itself has none."""
+    ends = np.stack([data.terminated, data.truncated], axis=1)
+    leaves = [leaf for name in BY_STEP for leaf in batches.leaves(getattr(data, name))]
+    for begin, end, flags in zip(data.offsets[:-1], data.offsets[1:], ends, strict=True):
+        crc = zlib.crc32(flags.tobytes())
+        for leaf in leaves:
+            part = leaf[begin:end]
+            content = repr(part.tolist()).encode() if part.dtype == object else part.tobytes()
+            crc = zlib.crc32(content, crc)
+        yield crc
 
 
 def _require_storable(space: Space | None, name: str) -> None:
@@ -188,12 +204,12 @@ def from_minari(
             dataset = _import_minari().load_dataset(dataset)
         stored = dataset.storage.metadata.get(KEY) if log_prob is None else None
         if stored is not None:
-            arguments = _ours(dataset, header_from_json(stored, "its metadata"))
+            found = _ours(dataset, header_from_json(stored, "its metadata"))
         else:
-            arguments = _foreign(dataset, log_prob)
-        if held_out is not None:
-            arguments["held_out"] = held_out
-        return Trajectories.from_arrays(**arguments)
+            found = Trajectories.from_arrays(**_foreign(dataset, log_prob))
+        if held_out is None:
+            return found
+        return dataclasses.replace(found, held_out=read_only(np.full(len(found), held_out)))
 
 
 @contextmanager
@@ -217,24 +233,32 @@ def _import_minari() -> Any:
     return minari
 
 
-def _ours(dataset: Any, header: Header) -> dict[str, Any]:
-    """Return the arguments of `Trajectories.from_arrays` for a dataset that `to_minari` wrote."""
+def _ours(dataset: Any, header: Header) -> Trajectories:
+    """Return the episodes of a dataset that `to_minari` wrote."""
     facts = list(dataset.storage.get_episode_metadata(dataset.episode_indices))
     for i, fact in zip(dataset.episode_indices, facts, strict=True):
-        if not fact.keys() >= _BY_EPISODE.keys():
+        if not fact.keys() >= {*_BY_EPISODE, "crc"}:
             raise ValueError(
                 f"episode {i} was added to the dataset by somebody else; "
                 "from_minari(dataset, log_prob='log_prob') reads it without the policies"
             )
     columns, infos = _columns(dataset, header, ("log_prob", "policy_id"))
-    return columns | {
-        "log_probs": infos["log_prob"],
-        "policy_ids": infos["policy_id"],
-        **{name: np.array([fact[key] for fact in facts]) for key, name in _BY_EPISODE.items()},
-        "policies": header.policies,
-        "schedules": header.schedules,
-        "horizon": header.horizon,
+    by_episode: dict[str, Any] = {
+        name: np.array([x[key] for x in facts]) for key, name in _BY_EPISODE.items()
     }
+    found = Trajectories.from_arrays(
+        **columns,
+        **by_episode,
+        log_probs=infos["log_prob"],
+        policy_ids=infos["policy_id"],
+        policies=header.policies,
+        schedules=header.schedules,
+        horizon=header.horizon,
+    )
+    for i, fact, crc in zip(dataset.episode_indices, facts, _checksums(found), strict=True):
+        if int(fact["crc"]) != crc:
+            raise ValueError(f"episode {i} does not match its checksum: it was changed or damaged")
+    return found
 
 
 def _foreign(dataset: Any, log_prob: str | None) -> dict[str, Any]:
