@@ -284,79 +284,6 @@ def together(episodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    known=st.booleans(),
-    gaps=st.lists(st.integers(1, 9), max_size=6),
-    mid_episode=st.booleans(),
-)
-def test_many_at_once_are_as_one_by_one(
-    seed: int, known: bool, gaps: list[int], mid_episode: bool
-) -> None:
-    """Compare with and without spaces, changes of policy and clocks, after and before others."""
-    rng = np.random.default_rng(seed)
-    space = (BOX, TWO) if known else (None, None)
-    one_by_one, at_once = TrajectoryBuffer(*space), TrajectoryBuffer(*space)
-    clocks = np.cumsum([int(rng.integers(3)), *gaps])
-    acting = np.arange(len(clocks), dtype=np.int32) % 3
-    for buffer in (one_by_one, at_once):
-        for k in range(3):
-            buffer.add_policy(sigmoid(k, 0))
-        if seed % 4:  # else no change is known
-            for j, (clock, k) in enumerate(zip(clocks.tolist(), acting.tolist(), strict=True)):
-                buffer.change_policy(k, clock, mid_episode=mid_episode and j > 0)
-    schedule = Schedule(clocks, acting)
-    for _ in range(3):
-        episodes: list[dict[str, Any]] = []
-        for _ in range(int(rng.integers(0, 5))):
-            n, start = int(rng.integers(1, 8)), int(rng.integers(clocks[0], clocks[-1] + 9))
-            own: dict[str, Any] = {"policy_ids": int(rng.integers(3))}
-            if seed % 4 and rng.random() < 0.8:
-                own = {"policy_ids": schedule.policy_at(start + np.arange(n)), "start_clock": start}
-            elif rng.random() < 0.5 and not seed % 4:
-                own["start_clock"] = start
-            ends = {"terminated": bool(rng.integers(2)), "truncated": True}
-            seen, logs = rng.normal(size=(n, 2)), -rng.random(n)
-            own |= {"observations": seen, "log_probs": logs, "held_out": bool(rng.integers(2))}
-            episodes.append(episode(n, rewards=rng.normal(size=n), **ends, **own))
-        for one in episodes:
-            one_by_one.append(**one)
-        if episodes:
-            at_once.append_many(**together(episodes))
-        if rng.random() < 0.5:
-            assert at_once.append(**episode()) == one_by_one.append(**episode())
-    refused: list[str] = []
-    assert len(at_once) == len(one_by_one)
-    assert same(fingerprint(at_once.view()), fingerprint(one_by_one.view()))
-    for clock in range(40):  # both know the last clock at which a step was taken
-        for buffer in (one_by_one, at_once):
-            try:
-                buffer.change_policy(clock % 3, clock, mid_episode=False)
-            except ValueError as error:
-                refused.append(str(error))
-            else:
-                refused.append("")
-        assert refused[-2] == refused[-1]
-
-
-@pytest.mark.parametrize("space", ALL_SPACES, ids=repr)
-def test_many_of_every_space(space: gym.Space[Any]) -> None:
-    space.seed(5)
-    seen, chosen = (spaces.stack(space, [space.sample() for _ in range(6)]) for _ in "ab")
-    one_by_one, at_once = TrajectoryBuffer(space, space), TrajectoryBuffer(space, space)
-    for buffer in (one_by_one, at_once):
-        buffer.add_policy(Uniform(2))
-    for rows in (slice(0, 3), slice(3, 4), slice(4, 6)):
-        part = (batches.take(seen, rows), batches.take(chosen, rows))
-        n = rows.stop - rows.start
-        one_by_one.append(*part, np.ones(n), np.full(n, -1.0), 0, terminated=True)
-    at_once.append_many(
-        seen, chosen, np.ones(6), np.full(6, -1.0), 0, lengths=[3, 1, 2], terminated=True
-    )
-    assert same(fingerprint(at_once.view()), fingerprint(one_by_one.view()))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -958,18 +885,6 @@ def test_nested_batches_without_spaces_survive_a_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"string keys to be saved, got \[1\]"):
         buffer.save(tmp_path / "file")
     assert same(Trajectories.load(tmp_path / "file").observations, seen)
-
-
-def test_clocked_trajectories_survive_a_file(tmp_path: Path) -> None:
-    buffer = filled()
-    buffer.extend(clocked_buffer())
-    buffer.save(tmp_path / "file")
-    assert same(fingerprint(Trajectories.load(tmp_path / "file")), fingerprint(buffer.view()))
-    again = TrajectoryBuffer.load(tmp_path / "file")
-    assert same(fingerprint(again.view()), fingerprint(buffer.view()))
-    again.change_policy(0, 0, mid_episode=False)
-    again.append(**episode(start_clock=0))
-    assert again.view().schedule_ids.tolist() == [-1] * 6 + [0] * 4 + [-1]
 
 
 def test_an_empty_buffer_survives_a_file(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ope_gym.estimators.reductions import Bets, Clip, Column, Weighted
 from ope_gym.estimators.table import ESTIMATORS, WEIGHTED
 from ope_gym.estimators.weighted import StepSums
 from ope_gym.models import default_model
-from ope_gym.models.features import ColumnSums, Polynomial, columns_of
+from ope_gym.models.features import Polynomial
 from ope_gym.models.linear import LinearQ
 from ope_gym.policies import LinearSigmoid, Snapshot, Uniform, UnknownPolicy, register_policy
 from ope_gym.weights.behaviours import behaviours_of
@@ -41,7 +41,6 @@ from tests.file_builders import (
     functions,
     in_blocks,
     in_memory,
-    in_one_chunk,
     made,
     merged,
     split,
@@ -117,16 +116,6 @@ def names_for(interval: Any, names: Sequence[str]) -> list[str]:
     """Leave out what betting cannot bound: an estimator without weights."""
     betting = isinstance(interval, Betting)
     return [name for name in names if ESTIMATORS[name].scheme or not betting]
-
-
-@every_interval
-@pytest.mark.parametrize("gamma", [1.0, 0.8, 0.0])
-def test_one_chunk_gives_the_bits_of_memory(interval: Any, gamma: float) -> None:
-    r = recorded(4, (9, 7, 8))
-    names = names_for(interval, SUMS)
-    options: dict[str, Any] = {"q_model": LinearQ(), "interval": interval, "gamma": gamma}
-    found = in_one_chunk(r.trajectories, r.target, names, **options)
-    assert_equal(found, evaluate(r.trajectories, r.target, names, **options), rtol=0.0)
 
 
 @every_interval
@@ -246,14 +235,6 @@ def test_weights_beyond_the_floats(scale: float) -> None:
             estimate.diagnostics.ess_curve, together[name].diagnostics.ess_curve, rtol=1e-9
         )
         assert words(estimate) == words(together[name])
-
-
-def test_normalised_estimates_of_blocks_are_not_averaged() -> None:
-    r = recorded(5, (6, 6))
-    parts = split(r.trajectories, 0, 3)
-    value = in_blocks(parts, r.target, "NFIS")["NFIS"].value
-    own = [evaluate(part, r.target, "NFIS")["NFIS"].value for part in parts]
-    assert abs(np.average(own, weights=[len(p) for p in parts]) - value) > 1e-3
 
 
 @pytest.mark.parametrize("spaces", [True, False])
@@ -402,20 +383,6 @@ def test_steps_of_no_weight_and_of_unknown_policies(case: str, block_steps: int)
         expected = together[name]
         np.testing.assert_allclose(estimate.value, expected.value, rtol=1e-9)
         np.testing.assert_allclose(estimate.standard_error, expected.standard_error, rtol=1e-9)
-
-
-def test_scales_can_be_merged() -> None:
-    data = made(0, episodes=30, length=12)
-    cuts = [slice(0, 1), slice(1, 11), slice(11, 30)]
-    parts = [data.select(episodes=cut) for cut in cuts]
-    scales = [ColumnSums() for _ in parts]
-    for scale, part in zip(scales, parts, strict=True):
-        scale.update((part.observations, part.actions))
-    for scale in scales[1:]:
-        scales[0].merge(scale)
-    one, other = scales[0].columns(), columns_of((data.observations, data.actions))
-    for field in ("mean", "scale", "is_number", "category", "value"):
-        np.testing.assert_allclose(getattr(one, field), getattr(other, field), rtol=1e-12)
 
 
 def test_by_default_a_model_is_fitted_where_one_is_used() -> None:

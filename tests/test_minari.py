@@ -13,14 +13,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.minari import from_minari, to_minari
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import (
-    DiagonalGaussian,
     LinearSigmoid,
     Policy,
     UnavailablePolicy,
@@ -113,60 +110,12 @@ def test_nested_spaces_keep_the_order_of_their_keys() -> None:
     assert_identical(from_minari(ID), data)
 
 
-def test_images_are_not_compressed_with_loss() -> None:
-    space = spaces.Box(0, 255, (40, 40, 3), np.uint8)
-    space.seed(0)
-    samples = [space.sample() for _ in range(9)]
-    data = constant_buffer(space, lambda t: samples[t])
-    to_minari(data, ID)
-    assert_identical(from_minari(ID), data)
-
-
 def test_a_dict_key_that_hdf5_would_split(root: Path) -> None:
     space = spaces.Dict({"a/b": spaces.Discrete(9)})
     data = constant_buffer(space, lambda t: {"a/b": np.int64(t)})
     with pytest.raises(ValueError, match=r"observation_space has the key 'a/b'"):
         to_minari(data, ID)
     assert not list(root.iterdir())
-
-
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    dtype=st.sampled_from([np.float32, np.float64, np.float16]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_recording(lengths: list[int], dtype: Any, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    steps = sum(lengths)
-    n = len(lengths)
-    data = Trajectories.from_arrays(
-        rng.standard_normal((steps, 2, 1)).astype(dtype),
-        (rng.standard_normal((steps, 3)) * 10.0 ** rng.integers(-300, 300)).astype(np.float64),
-        rng.standard_normal(steps) * 1e300,
-        rng.standard_normal(steps) * 100,
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        policies=[DiagonalGaussian(rng.standard_normal((3, 2)), np.zeros(3), np.ones(3))],
-        terminated=True,
-        truncated=rng.random(n) < 0.5,
-        held_out=rng.random(n) < 0.5,
-        start_clock=rng.integers(-1, 2**62, size=n),
-        observation_space=spaces.Box(-1, 1, (2, 1), dtype),
-        action_space=spaces.Box(-1, 1, (3,), np.float64),
-    )
-    dataset_id = f"any/{seed}-{len(list(Path(minari_root()).glob('any/*')))}-v0"
-    to_minari(data, dataset_id)
-    found = from_minari(dataset_id)
-    assert_identical(found, data)
-    assert found.policies == data.policies
-
-
-def minari_root() -> str:
-    from minari.storage.datasets_root_dir import get_dataset_path
-
-    return str(get_dataset_path(""))
 
 
 def test_some_episodes_of_a_dataset() -> None:
@@ -191,34 +140,6 @@ def test_policies_that_files_cannot_hold() -> None:
     assert isinstance(found[0], UnavailablePolicy)
     assert found[1:] == (Uniform(2), Uniform(3))
     to_minari(from_minari(ID), "again-v0")  # what is lost already needs no warning
-
-
-def test_torch_policies_keep_their_numbers() -> None:
-    torch = pytest.importorskip("torch")
-    from ope_gym.policies.torch import TorchPolicy
-
-    torch.manual_seed(0)
-    module = torch.nn.Linear(4, 2)
-    data = recording()
-    data = dataclasses.replace(data, policies=(TorchPolicy(module), *data.policies[1:]))
-    to_minari(data, ID)
-    stored = from_minari(ID).policies[0]
-    assert isinstance(stored, UnavailablePolicy)
-    restored = TorchPolicy.restore(stored, torch.nn.Linear(4, 2))
-    expected = data.policies[0].log_prob(data.observations, data.actions)
-    assert np.array_equal(restored.log_prob(data.observations, data.actions), expected)
-
-
-def test_evaluations_agree() -> None:
-    from ope_gym import evaluate
-    from tests.builders import assert_same
-
-    env = RecordTrajectories(gym.make("CartPole-v1", max_episode_steps=20), held_out=1.0)
-    for k, theta in enumerate([np.zeros(4), np.array([0.0, 0.1, 1.0, 0.2])]):
-        collect(env, LinearSigmoid(theta), 20, 7 + k, seed=k)
-    data, target = env.buffer.view(), LinearSigmoid(np.array([0.0, 0.0, 2.0, 0.5]))
-    to_minari(data, ID, env=env.unwrapped)
-    assert_same(evaluate(from_minari(ID), target), evaluate(data, target))
 
 
 # What cannot be written ----------------------------------------------------------------------
@@ -457,18 +378,6 @@ def test_without_propensities_only_models_are_evaluated() -> None:
     assert 15 < evaluation["DM"].value < 20
     other = evaluate(data, LinearSigmoid(np.zeros(4)))
     assert np.isfinite(evaluation.difference(other)["DM"].value)  # the same data, and known to be
-
-
-def test_without_propensities_there_are_no_weights() -> None:
-    from ope_gym import evaluate
-
-    data = logged_by_nobody()
-    for name in ("BIS", "NFIS", "FWDR", "auto"):
-        words = f"estimators has '{name}', which needs the prob.*use DM or MDR"
-        with pytest.raises(ValueError, match=words):
-            evaluate(data, LinearSigmoid(np.zeros(4)), estimators=name)
-    with pytest.raises(ValueError, match="no log_probs, so there are no weights, and without a q"):
-        evaluate(from_minari(ID), LinearSigmoid(np.zeros(4)), q_model=None)
 
 
 def test_the_message_names_what_can_be_had() -> None:

@@ -345,22 +345,6 @@ def test_a_reward_of_nan_is_an_error() -> None:
 # Who acts -------------------------------------------------------------------------------------
 
 
-def test_a_policy_that_changes_between_episodes() -> None:
-    env = recorder()
-    play(env, 1)
-    assert env.follow(Constant()) == 1
-    play(env, 1)
-    assert env.follow(SIGMOID) == 0  # an equal policy is the same
-    env.reset()
-    assert env.follow(Constant()) == 1  # no step since the last follow
-    for t in range(2):
-        env.step(t)
-    data = env.buffer.view()
-    assert_array_equal(data.policy_ids, [0, 0, 0, 1, 1, 1])
-    assert_array_equal(data.schedule_ids, [-1, -1, -1])
-    assert data.schedules == ()
-
-
 def test_a_policy_that_changes_inside_an_episode() -> None:
     env = recorder()
     play(env, 2)  # they ended before the change, and still follow the schedule

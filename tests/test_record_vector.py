@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -325,16 +324,6 @@ def test_the_time_limit_is_the_horizon(
 # Probabilities --------------------------------------------------------------------------------
 
 
-def test_given_log_probs_are_kept_as_they_are() -> None:
-    env = RecordTrajectories(sync([script("..T"), script(".C")]))
-    env.follow(Constant(-0.5))
-    env.reset()
-    given = [[-0.50001, -0.5], None, np.array([-0.49999, math.nan], dtype=np.float32)]
-    drive(env, 3, log_prob=lambda t: given[t])  # the last row of sub-env 1 is its reset
-    data = env.buffer.view()
-    assert_array_equal(data.log_probs, [-0.5, -0.5, -0.50001, -0.5, float(np.float32(-0.49999))])
-
-
 @pytest.mark.filterwarnings("ignore:.*Asked is not registered")
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("mode", TWINS)
@@ -421,17 +410,6 @@ def test_a_change_of_policy_while_some_sub_envs_are_under_way() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_change_of_policy_between_episodes(mode: AutoresetMode) -> None:
-    env = recorder(sync([script(".T"), script(".T")], mode))
-    env.reset()
-    drive(env, 2)
-    assert env.follow(Constant(-0.25)) == 1  # both have ended
-    drive(env, 3)
-    assert env.buffer.view().schedules == ()
-    assert_array_equal(env.buffer.view().policy_ids, [0] * 4 + [1] * 4)
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 1.0])
 def test_the_number_of_an_episode_decides_whether_it_is_held_out(
     share: float, mode: AutoresetMode
@@ -466,13 +444,6 @@ def test_the_number_of_an_episode_decides_whether_it_is_held_out(
     }
     complete = [flags[start] for start in starts if start[0] < data.start_clock.max() - 6]
     assert complete == held_out_by_definition(len(complete), share)
-
-
-def test_a_step_before_follow_is_an_error() -> None:
-    env = RecordTrajectories(sync())
-    env.reset()
-    with pytest.raises(RuntimeError, match=r"call follow\(policy\)"):
-        env.step(np.zeros(3, dtype=int))
 
 
 # The same run with and without ----------------------------------------------------------------

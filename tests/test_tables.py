@@ -669,17 +669,6 @@ def test_files_as_rllib_leaves_them(tmp_path: Path) -> None:
     assert len(found.policies) == len(np.unique(data.policy_ids))
 
 
-def test_workers_read_parquet_to_the_bit(tmp_path: Path) -> None:
-    foreign(tmp_path)
-    files = ope_gym.tables.scan_parquet(tmp_path, **NAMES)
-    one, two = (
-        evaluate(files, TARGET, compute=Compute(block_steps=100, workers=workers))
-        for workers in (1, 2)
-    )
-    assert "NBIS" in one  # of policies that nobody knows, the probabilities are there
-    assert_equal(two, one, rtol=0.0)
-
-
 def test_unknown_policies_in_blocks_are_judged_by_what_is_recorded(tmp_path: Path) -> None:
     data = foreign(tmp_path)
     compute = Compute(block_steps=100)
