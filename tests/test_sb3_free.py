@@ -46,8 +46,8 @@ from ope_gym.online.fresh import fresh_value
 from ope_gym.online.stream import Window
 from ope_gym.policies.acting import Squashed
 from ope_gym.report.free_values import in_words
+from wrappers.checkpoints import Checkpoints, smooth
 from wrappers.sb3 import OPECallback, Recording
-from wrappers.sb3.checkpoints import Checkpoints, Progress, smooth
 from wrappers.sb3.closing import closing_lines
 from wrappers.sb3.convert import load_policy
 from wrappers.sb3.saved import Patience, SavedModels
@@ -501,6 +501,19 @@ def test_snapshots_act_as_the_learner_does(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("make", [lambda: ppo(envs("CartPole-v1")), lambda: off_policy("SAC")])
+def test_the_greedy_policy_is_valued_too(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make()
+    name = "CartPole-v1" if isinstance(model, PPO) else "Pendulum-v1"
+    for eval_env in (None, envs(name, 1, 30 if isinstance(model, PPO) else 20)):
+        ope = OPECallback(eval_env, deterministic=True, eval_freq=150)
+        model.learn(300, callback=ope)
+        assert len(ope.evaluations) >= 2
+        assert all(e.deterministic for e in (*ope.evaluations, *ope.settled))
+        assert all(("fresh" in e.shares) is (eval_env is not None) for e in ope.evaluations)
+        assert "The deterministic policy after" in capsys.readouterr().out
+
+
 def test_squashed_moments_are_those_of_their_definition() -> None:
     """u = tanh(mu + sigma z) on [-2, 2], by a fine sum over z."""
     z = np.linspace(-8, 8, 20_001)
@@ -617,10 +630,9 @@ def test_a_wide_band_does_not_make_the_worst_policy_the_choice() -> None:
 
 
 def test_values_without_an_error_are_chosen_by_themselves() -> None:
-    found, progress = Checkpoints(), Progress(2)
+    found = Checkpoints()
     for step, value in enumerate((10.0, 50.0, 40.0, 300.0, 200.0)):
         found.add(estimate(step, value, np.inf))
-        assert not progress.is_over(estimate(step, value, np.inf))
     assert found.leader == 3
     best = found.best()
     assert best is not None
@@ -663,12 +675,13 @@ def test_the_closing_lines_name_the_policy_to_keep() -> None:
 
 
 def test_progress_ends_when_values_rise_by_less_than_their_error() -> None:
-    progress = Progress(2)
+    ope = OPECallback(stop_after=2, verbose=0)
     # 10 -> 11 is within the joint error of 1.41, 10 -> 11.5 is not
-    values = (10, 11, 11.5, 12, 12.9)
-    ends = [progress.is_over(estimate(i, v, 1.0)) for i, v in enumerate(values)]
+    ends = []
+    for step, value in enumerate((10, 11, 11.5, 12, 12.9)):
+        ope._stop_without_progress(estimate(step, value, 1.0))
+        ends.append(ope._stop)
     assert ends == [False, False, False, False, True]
-    assert not any(Progress(None).is_over(estimate(i, 0.0, 1.0)) for i in range(9))
 
 
 # When, and with what -------------------------------------------------------------------------

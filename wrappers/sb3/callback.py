@@ -22,8 +22,8 @@ from ope_gym.options import Options
 from ope_gym.policies.acting import ActingPolicy
 from ope_gym.report.free_values import in_words
 from ope_gym.results import Evaluation
-from wrappers.sb3.checkpoints import BestCheckpoint, Checkpoints, Progress
-from wrappers.sb3.closing import closing_lines, no_value, weighted_line
+from wrappers.checkpoints import BestCheckpoint, Checkpoints
+from wrappers.sb3.closing import WEIGHTED, closing_lines, no_value
 from wrappers.sb3.environments import rescales_rewards
 from wrappers.sb3.episodes import FreshEpisodes, Played, Record, Recording
 from wrappers.sb3.logger import EvaluationLog
@@ -43,23 +43,19 @@ class OPECallback(EventCallback):
         model.learn(100_000, callback=OPECallback())
 
     At the end of a rollout, the policy that collected it gets a provisional value, from its steps
-    and those before; it is in `evaluations`. Some time later, when more is known, the same policy
-    gets a settled value; it is in `settled`, at the timesteps of the policy. Both go to the logger
-    of the model. No step of an environment is taken for them. This works for every algorithm; how
-    much its steps can tell, the first line says.
-
-    With `eval_env` the policy also plays fresh episodes there, which are pooled with the rest.
+    and those before; it is in `evaluations`. When more is known, the same policy gets a settled
+    value; it is in `settled`, at the timesteps of the policy. Both go to the logger of the model.
+    No step of an environment is taken for them; what they rest on, the first line says. With
+    `eval_env` the policy also plays fresh episodes there, which are pooled with the rest.
 
     Args:
         eval_env: A Gymnasium environment or a VecEnv, not the one of the training.
         callback_on_new_best: Called when there is a new best policy.
         callback_after_eval: Called after each evaluation.
         n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
-        eval_freq: Timesteps between evaluations, at least; they happen at the ends of rollouts. By
-            default 10,000, or a fiftieth of the training if that is more, or as many as keep
-            evaluations at about 3 % of the CPU time: counted in steps and updates, not timed, so
-            that the same run is evaluated at the same timesteps everywhere. The last evaluation
-            comes at the end of the training in any case.
+        eval_freq: Timesteps between evaluations, at least; they happen at the ends of rollouts, and
+            at the end of the training. By default 10,000, or a fiftieth of the training if that is
+            more, or as many as keep evaluations at about 3 % of its CPU time, counted in updates.
         log_path: Folder for `evaluations.npz`, in the layout of EvalCallback.
         best_model_save_path: Folder for `best_model.zip`, and for the statistics of a VecNormalize.
         deterministic: Whether to value the policy that always takes the most probable action, or
@@ -68,9 +64,8 @@ class OPECallback(EventCallback):
             training stops; None for never.
         gamma: Discount of the value; 1 gives the return that SB3 reports.
         level: Confidence level of the intervals.
-        path: File to which finished episodes are appended as they end. A process that is killed
-            loses only the open episodes. A full disk is a warning: the episodes stay in memory,
-            and go to the file as soon as there is room.
+        path: File to which episodes are appended as they end. A killed process loses only the open
+            ones; while the disk is full, they wait in memory.
         recording: What else is recorded, and weighed at the end.
         seed: Seed of the fresh episodes; None for that of the model, if it has one.
         verbose: 0 prints nothing, 1 a line for each evaluation and the result at the end.
@@ -113,7 +108,9 @@ class OPECallback(EventCallback):
         self._deterministic, self._stop_after, self._seed = deterministic, stop_after, seed
         options = Options(gamma=gamma, level=level)
         self._gamma, self._level = options.gamma, options.level
-        self._checkpoints, self._progress = Checkpoints(), Progress(stop_after)
+        self._checkpoints = Checkpoints()
+        self._reference: FreeEstimate | None = None  # the latest that was an improvement
+        self._idle = 0  # evaluations since
         self._record = Record(path, recording or Recording())
         self._log_path = None if log_path is None else os.fspath(log_path)
         self._patience = Patience()
@@ -229,7 +226,7 @@ class OPECallback(EventCallback):
             self._evaluated_at = 0
             self._models.begin_again(self._checkpoints.leader)
             self._checkpoints.begin_again()
-            self._progress = Progress(self._stop_after)
+            self._reference, self._idle = None, 0
             if self._steps is not None and self.evaluations:
                 self._steps = self._new_steps()
         if self._steps is not None:
@@ -355,11 +352,22 @@ class OPECallback(EventCallback):
         if changed:
             self._keep_best(estimate.timesteps)
         self._models.write(self._checkpoints.held)
-        if self._progress.is_over(estimate) and not self._stop:
+        self._stop_without_progress(estimate)
+
+    def _stop_without_progress(self, estimate: FreeEstimate) -> None:
+        """End the training after `stop_after` evaluations with no improvement beyond the error."""
+        error, before = estimate.standard_error, self._reference
+        if self._stop_after is None or not np.isfinite(error):  # nothing can be said
+            return
+        if before is None or estimate.value - before.value > np.hypot(error, before.standard_error):
+            self._reference, self._idle = estimate, 0
+            return
+        self._idle += 1
+        if self._idle >= self._stop_after and not self._stop:
             self._stop = True
             if self.verbose:
                 print(
-                    f"No improvement beyond the error in {self._progress.idle} evaluations "
+                    f"No improvement beyond the error in {self._idle} evaluations "
                     f"(stop_after={self._stop_after}): the training stops"
                 )
 
@@ -396,7 +404,7 @@ class OPECallback(EventCallback):
         last, where = self.evaluations[-1], self._models.where
         print("\n".join(closing_lines(last, self.best, level=self._level, saved=where)))
         if self.report is not None:
-            print(f"{weighted_line(self._steps is not None)}\n{self.report}")
+            print(f"{WEIGHTED}\n{self.report}")
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from ope_gym.online import FreeEstimate
 from ope_gym.report import text
 from ope_gym.report.free_values import band_in_words, free_headline
-from wrappers.sb3.checkpoints import BestCheckpoint
+from wrappers.checkpoints import BestCheckpoint
 
-__all__ = ["closing_lines", "no_value", "weighted_line"]
+__all__ = ["WEIGHTED", "closing_lines", "no_value"]
 
+WEIGHTED = (
+    "From recorded episodes, with importance weights (whole episodes of several policies, each "
+    "counted by how likely this one makes it; usually far less sure than the value above):"
+)
 _MOSTLY = 0.5  # weight, or probability, of more than all else together
 
 
@@ -31,18 +35,6 @@ def closing_lines(
     return lines
 
 
-def weighted_line(free: bool) -> str:
-    """Return the line above the closing report: what it is, and why it says something else.
-
-    Args:
-        free: Whether the value above it rests on the steps of the training.
-    """
-    why = "whole episodes of several policies, each counted by how likely this one makes it"
-    if free:
-        why += "; usually far less sure than the value above, which learns from every step"
-    return f"From recorded episodes, with importance weights ({why}):"
-
-
 def no_value(timesteps: int) -> str:
     """Return the only line of a run in which no episode has ended."""
     return (
@@ -55,15 +47,10 @@ def no_value(timesteps: int) -> str:
 def _data_line(estimate: FreeEstimate) -> str:
     if estimate.played:
         return f"Data: {estimate.episodes} fresh episodes of that policy."
-    line = f"Data: in-sample, the latest {estimate.episodes:,} episodes of the training"
     fresh, learned = (estimate.shares.get(x, 0.0) for x in ("fresh", "simulation"))
-    if fresh:
-        line = (
-            "Data: in-sample, the latest episodes of the training, and fresh ones, which have "
-            f"{100 * fresh:.0f} % of the weight."
-        )
-    else:
-        line += "; none was played for this."
+    more = f", and fresh ones, which have {100 * fresh:.0f} % of the weight."
+    line = f"Data: in-sample, the latest {estimate.episodes:,} episodes of the training"
+    line += more if fresh else "; none was played for this."
     if learned > _MOSTLY:
         line += (
             f" A model of the environment, learned from its steps, has {100 * learned:.0f} % of "

@@ -54,28 +54,20 @@ def load_policy(path: str) -> Policy:
         raise ValueError(
             f"{path} holds neither PPO, A2C nor DQN: load the model yourself and give it instead"
         )
+    model: Any = kind.load(path, device="cpu")
     statistics = f"{os.path.splitext(path)[0]}_vecnormalize.pkl"
     if os.path.exists(statistics):
-        model = kind.load(path, device="cpu")
         env: Any = SimpleNamespace(  # the statistics need no environment
             num_envs=1, observation_space=model.observation_space, render_mode=None
         )
         model._vec_normalize_env = VecNormalize.load(statistics, env)
-        return known_policy(model)
-    if saved.get("_last_original_obs") is not None:
-        both = (
-            f"model = {kind.__name__}.load(path, env=VecNormalize.load(statistics, env)), "
-            "and give the model"
-        )
+    elif saved.get("_last_original_obs") is not None:
+        where = f"its statistics are not in {statistics}: load both, and give the model"
         if kind is not DQN:
-            raise ValueError(
-                f"{path} was trained with VecNormalize, whose statistics are in another file, but "
-                f"not in {statistics}: load both, {both}"
-            )
+            raise ValueError(f"{path} was trained with VecNormalize, and {where}")
         # off-policy algorithms keep the original observation of a step in any case
         warnings.warn(
-            f"{path} does not say whether it was trained with VecNormalize: if so, load its "
-            f"statistics, too, {both}",
+            f"{path} does not say whether it was trained with VecNormalize; if so, {where}",
             stacklevel=2,
         )
-    return known_policy(kind.load(path, device="cpu"))
+    return known_policy(model)

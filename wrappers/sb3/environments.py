@@ -1,4 +1,4 @@
-"""Checks of the environments that episodes of a Stable-Baselines3 model are recorded on."""
+"""Checks of the environments that a Stable-Baselines3 model trains on and is evaluated on."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ def check_eval_env(env: Any, training: VecEnv) -> VecEnv:
     inner = unwrap_vec_normalize(wrapped)
     if inner is not None and (inner.norm_obs or inner.norm_reward):
         raise ValueError(
-            f"eval_env is {type(wrapped).__name__} around VecNormalize, which changes the "
-            "observations or rewards that are to be recorded: leave it out, or put VecNormalize "
-            "outermost"
+            f"eval_env is {type(wrapped).__name__} around VecNormalize, which changes observations "
+            "or rewards: leave it out, or put VecNormalize outermost"
         )
-    _check_separate(wrapped, training)
+    here, there = (getattr(x.unwrapped, "envs", None) or [x.unwrapped] for x in (wrapped, training))
+    mine = {id(getattr(x, "unwrapped", x)) for x in here}
+    if any(id(getattr(x, "unwrapped", x)) in mine for x in there):  # it would cut off its episodes
+        raise ValueError("eval_env is the environment of the training: make another one")
     check_not_normalised(wrapped, "eval_env", rewards=True)
     check_not_normalised(training, "the training env", rewards=False)
     for name in ("observation_space", "action_space"):
-        here, there = getattr(wrapped, name), getattr(training, name)
-        if here != there:
-            raise ValueError(f"{name} of eval_env is {here}, but that of the model is {there}")
+        own, other = getattr(wrapped, name), getattr(training, name)
+        if own != other:
+            raise ValueError(f"{name} of eval_env is {own}, but that of the model is {other}")
     return wrapped
 
 
@@ -44,19 +46,19 @@ def check_not_normalised(env: VecEnv, name: str, *, rewards: bool) -> None:
     Args:
         env: The environment, whose sub-envs may be in other processes.
         name: How the message names the environment.
-        rewards: Whether its rewards are recorded, and must not be normalised either.
+        rewards: Whether its rewards count, and must not be normalised either.
     """
     if _has_wrapper(env, gym.wrappers.NormalizeObservation):
         raise ValueError(
             f"{name} has gymnasium.wrappers.NormalizeObservation, whose statistics change at every "
-            "step and differ between environments, so a snapshot of the policy cannot contain "
-            "them. Use VecNormalize, outermost: snapshots contain its statistics"
+            "step and differ between environments: use VecNormalize, outermost, whose statistics "
+            "are part of a snapshot of the policy"
         )
-    if rewards and _has_wrapper(env, gym.wrappers.NormalizeReward):
+    if rewards and rescales_rewards(env):
         raise ValueError(
             f"{name} has gymnasium.wrappers.NormalizeReward: values would be those of rescaled "
-            "rewards. Leave it out of eval_env; in training use VecNormalize(env, norm_obs=False), "
-            "before which rewards are recorded, or record_training=False"
+            "rewards. Leave it out; in training use VecNormalize(env, norm_obs=False), before "
+            "which rewards are recorded"
         )
 
 
@@ -99,20 +101,10 @@ def shared_time_limit(env: VecEnv, training: VecEnv) -> int | None:
     if here is None or there is None:
         return None
     if here != there:
+        some = [f"a time limit of {x:.0f} steps" for x in (here, there)]
+        words = [x.replace("a time limit of inf steps", "no time limit") for x in some]
         raise ValueError(
-            f"eval_env has {_in_words(here)}, but the training env has {_in_words(there)}: values "
-            "of the two are not comparable. Make both with the same max_episode_steps"
+            f"eval_env has {words[0]}, but the training env has {words[1]}: values of the two are "
+            "not comparable. Make both with the same max_episode_steps"
         )
     return horizon_of(env)
-
-
-def _in_words(limit: float) -> str:
-    return "no time limit" if math.isinf(limit) else f"a time limit of {limit:.0f} steps"
-
-
-def _check_separate(env: VecEnv, training: VecEnv) -> None:
-    """Raise if both share a sub-env: playing there would cut off the training's episodes."""
-    here, there = (getattr(x.unwrapped, "envs", None) or [x.unwrapped] for x in (env, training))
-    mine = {id(getattr(x, "unwrapped", x)) for x in here}
-    if any(id(getattr(x, "unwrapped", x)) in mine for x in there):
-        raise ValueError("eval_env is the environment of the training: make another one")

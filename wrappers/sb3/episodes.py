@@ -88,12 +88,7 @@ class FreshEpisodes:
         self.session = BatchedSession(settings, env.num_envs, SAME_STEP, file)
 
     def play(self, episodes: int, policy: ActingPolicy | None) -> Played:
-        """Play episodes, a share of each sub-env that is fixed in advance.
-
-        Args:
-            episodes: How many.
-            policy: Snapshot to play; None for the model's own `predict`.
-        """
+        """Play a snapshot, or by the model's `predict`; the share of each sub-env is fixed."""
         env, session = self._env, self.session if isinstance(policy, Policy) else None
         left = equal_shares(episodes, env.num_envs)
         paid, steps = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
@@ -119,7 +114,12 @@ class FreshEpisodes:
                         ended.append((paid[i], int(steps[i]), infos[i].get("is_success")))
                         left[i] -= 1
                     paid[i], steps[i] = 0.0, 0
-                self._check_length(int(steps[left > 0].max(initial=0)))
+                if self._horizon is None and steps[left > 0].max(initial=0) > _MOST_STEPS:
+                    raise RuntimeError(
+                        f"a fresh episode is not over after {_MOST_STEPS:,} steps, and eval_env "
+                        "names no time limit: make it and the training env with the same "
+                        "max_episode_steps"
+                    )
             if session is not None:
                 session.hand_over()  # readers of the file wait for this evaluation
         finally:
@@ -165,13 +165,6 @@ class FreshEpisodes:
         space = self._env.action_space
         return np.clip(actions, space.low, space.high) if isinstance(space, spaces.Box) else actions
 
-    def _check_length(self, steps: int) -> None:
-        if self._horizon is None and steps > _MOST_STEPS:
-            raise RuntimeError(
-                f"a fresh episode is not over after {_MOST_STEPS:,} steps, and eval_env names no "
-                "time limit: make it and the training env with the same max_episode_steps"
-            )
-
 
 @dataclass(frozen=True)
 class Recording:
@@ -216,20 +209,12 @@ class Record:
         self._training: TrainingEpisodes | None = None
 
     def open(self, model: Any, fresh: FreshEpisodes | None, *, deterministic: bool) -> None:
-        """Prepare to record what a model does, as far as its probabilities are known.
-
-        Args:
-            model: Any algorithm.
-            fresh: What plays its fresh episodes.
-            deterministic: Whether these take the most probable action.
-        """
+        """Prepare to record what a model does, as far as its probabilities are known."""
         why = why_not_recorded(model)
         changing = why or why_not_fixed(model)
         wanted = self.settings.training
-        if wanted is None:
-            weighed = self.settings.estimators is not None and fresh is None
-            wanted = self._file is not None or weighed
-        if wanted and not changing:
+        needed = self._file or (self.settings.estimators is not None and fresh is None)
+        if (needed if wanted is None else wanted) and not changing:
             check_not_normalised(model.get_env(), "the training env", rewards=True)
             self._training = TrainingEpisodes(model, self._file)
         if fresh is not None and not why and not deterministic:
@@ -237,11 +222,11 @@ class Record:
             self._fresh = fresh.session
         if self._file is not None and not (self._training or self._fresh):
             reason = changing or "Recording(training=False)"
+            instead = ", or deterministic=True" if deterministic else ""
+            instead += ", or give an eval_env" if not why and fresh is None else ""
             raise ValueError(
                 f"the file of path would stay empty: {reason}, so that no episode can be recorded "
-                "with the probabilities of its actions. Leave path out"
-                + (", or deterministic=True" if deterministic else "")
-                + (", or give an eval_env" if not why and fresh is None else "")
+                f"with the probabilities of its actions. Leave path out{instead}"
             )
 
     @property

@@ -145,12 +145,12 @@ def snapshot(model: Any, *, deterministic: bool = False) -> ActingPolicy:
 
 def known_policy(model: Any) -> Policy:
     """Return a snapshot that tells the probability of every action, or raise."""
-    why, policy = why_not_recorded(model), snapshot(model)
+    policy = snapshot(model)
     if isinstance(policy, Policy):
         return policy
     raise ValueError(
-        f"{why}, so recorded episodes cannot be weighed for it: OPECallback() values it while it "
-        "trains"
+        f"{why_not_recorded(model)}, so recorded episodes cannot be weighed for it: OPECallback() "
+        "values it while it trains"
     )
 
 
@@ -205,20 +205,11 @@ def _without_critic(policy: Any) -> Any:
 
     A policy class that overrides these methods may need any module, and keeps all.
     """
-    actor, kind = copy.copy(policy), type(policy)
+    actor, names = copy.copy(policy), ("get_distribution", "_get_action_dist_from_latent")
     actor._modules = dict(policy._modules)  # copy.copy shares the dict
-    overridden = any(
-        getattr(kind, name) is not getattr(ActorCriticPolicy, name)
-        for name in ("get_distribution", "_get_action_dist_from_latent")
-    )
-    if overridden:
-        return actor
-    for name in ("features_extractor", "vf_features_extractor", "value_net"):
-        actor._modules.pop(name, None)
-    extractor = policy.mlp_extractor
-    if type(extractor).forward_actor is MlpExtractor.forward_actor:
-        actor._modules["mlp_extractor"] = extractor = copy.copy(extractor)
-        extractor._modules = {"policy_net": extractor._modules["policy_net"]}
+    if all(getattr(type(policy), x) is getattr(ActorCriticPolicy, x) for x in names):
+        for name in ("features_extractor", "vf_features_extractor", "value_net"):
+            actor._modules.pop(name, None)
     return actor
 
 

@@ -184,16 +184,7 @@ class FreeSteps(TrainingSteps):
 
 
 def _check_snapshot(policy: Policy, observations: Any, local: dict[str, Any]) -> None:
-    """Raise if a snapshot does not act like the model's policy, up to float32 on any device.
-
-    Called at the first step of a snapshot only. Recorders compare every step, but rounding alone
-    should not end a training run.
-
-    Args:
-        policy: The snapshot.
-        observations: What the policy acted on, before VecNormalize.
-        local: The local variables of `collect_rollouts`, after a step of the environment.
-    """
+    """Raise if the first action of a snapshot is not as probable as SB3 says, up to float32."""
     if "log_probs" not in local:  # DQN
         return
     actions, log_probs = local["actions"], local["log_probs"].detach().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Which of the policies of a run is best, how surely, and whether the run still gets anywhere.
+"""Choose the best of the policies of a run, and say how surely it is that.
 
 Whoever is chosen for its high estimate has, on average, an estimate that is too high, the more so
 the less sure it is; and whoever is chosen for a narrow interval may be the worst. So the choice is
@@ -19,7 +19,7 @@ import numpy as np
 from ope_gym.arrays import FloatArray
 from ope_gym.online import FreeEstimate
 
-__all__ = ["BestCheckpoint", "Checkpoints", "Progress", "smooth"]
+__all__ = ["BestCheckpoint", "Checkpoints", "smooth"]
 
 _DRAWS = 4000  # for a probability, which they tell to a percent
 _SCALES = np.geomspace(1e-3, 10.0, 30)  # of tau, in units of the range of the values
@@ -151,28 +151,3 @@ def smooth(values: FloatArray, errors: FloatArray, draws: int = 0) -> tuple[Floa
     _, mean, root = max((posterior(scale * tau) for tau in _SCALES), key=lambda found: found[0])
     noise = solve_banded((0, 1), root, rng.standard_normal((n, draws)))
     return mean, mean[:, None] + noise
-
-
-class Progress:
-    """Says when a run has stopped improving by more than the error of its values.
-
-    Args:
-        patience: Evaluations without improvement after which it is over; None for never.
-    """
-
-    def __init__(self, patience: int | None) -> None:
-        self._patience = patience
-        self._reference: FreeEstimate | None = None
-        self.idle = 0  # evaluations since the last improvement
-
-    def is_over(self, estimate: FreeEstimate) -> bool:
-        """Take the next evaluation in; return whether the run should stop."""
-        if not np.isfinite(estimate.standard_error):  # nothing can be said
-            return False
-        before = self._reference
-        error = 0.0 if before is None else np.hypot(estimate.standard_error, before.standard_error)
-        if before is None or estimate.value - before.value > error:
-            self._reference, self.idle = estimate, 0
-        else:
-            self.idle += 1
-        return self._patience is not None and self.idle >= self._patience
