@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.minari import from_minari, to_minari
+from ope_gym.data.tables.header import sealed
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import (
     LinearSigmoid,
@@ -336,6 +337,7 @@ def test_forged_metadata(change: Callable[[Any], object], message: str, root: Pa
     path = root / "ope" / "test-v0" / "data" / "metadata.json"
     metadata = json.loads(path.read_text())
     change(metadata["ope_gym"])
+    metadata["ope_gym"] = sealed(metadata["ope_gym"])
     path.write_text(json.dumps(metadata))
     with pytest.raises(ValueError, match=message):
         from_minari(ID)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import ope_gym
 from ope_gym import Bootstrap, Compute, Evaluator, Trajectories, evaluate, rank
 from ope_gym.cli import main as command
+from ope_gym.data.tables.header import sealed
 from ope_gym.data.trajectories import nothing
 from ope_gym.models import LinearQ
 from ope_gym.policies import DiagonalGaussian, LinearSigmoid, Policy, Uniform, UnknownPolicy
@@ -232,7 +233,12 @@ def test_rows_without_a_number_cannot_be_written() -> None:
 def test_metadata_of_a_later_version_is_refused() -> None:
     table = recording().to_frame("pyarrow")
     later = json.loads(table.schema.metadata[b"ope_gym"]) | {"version": 2}
-    for text, words in ((json.dumps(later), "version 2 is not known"), ("[", "cannot be read")):
+    damaged = json.dumps(later | {"version": 1, "horizon": 99})
+    for text, words in (
+        (json.dumps(later), "version 2 is not known"),
+        (damaged, "does not match its checksum"),
+        ("[", "cannot be read"),
+    ):
         with pytest.raises(ValueError, match=f"the table: what ope_gym wrote .*{words}"):
             Trajectories.from_frame(table.replace_schema_metadata({"ope_gym": text}))
 
@@ -781,7 +787,8 @@ def test_forged_headers_are_refused(header: dict[str, Any], tmp_path: Path) -> N
     path = tmp_path / "run.parquet"
     table = recording().to_frame("pyarrow")
     forged = json.loads(table.schema.metadata[b"ope_gym"]) | header
-    pq.write_table(table.replace_schema_metadata({"ope_gym": json.dumps(forged)}), path)
+    text = json.dumps(sealed(forged))
+    pq.write_table(table.replace_schema_metadata({"ope_gym": text}), path)
     with pytest.raises((ValueError, TypeError)):
         Trajectories.load(path)
     with pytest.raises((ValueError, TypeError)):

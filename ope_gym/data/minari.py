@@ -28,7 +28,7 @@ from ope_gym.batches import Tree
 from ope_gym.data import spaces
 from ope_gym.data.schema import BY_EPISODE, BY_STEP, read_only
 from ope_gym.data.spaces import Space
-from ope_gym.data.tables.header import KEY, Header, header_from_json, header_to_json
+from ope_gym.data.tables.header import KEY, Header, header_from_json, header_to_json, sealed
 from ope_gym.data.trajectories import Trajectories, Viewable
 from ope_gym.files import MALFORMED
 from ope_gym.policies import UnknownPolicy
@@ -102,7 +102,7 @@ def to_minari(
         rows = zip(*columns, _checksums(data), strict=True)
         facts = (dict(zip((*_BY_EPISODE, "crc"), row, strict=True)) for row in rows)
         dataset.storage.update_episode_metadata(facts)
-        dataset.storage.update_metadata({KEY: header})
+        dataset.storage.update_metadata({KEY: sealed(header)})
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -76,6 +77,13 @@ def header_to_json(data: Columns, place: str) -> dict[str, Any]:
     }
 
 
+def sealed(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts with a checksum of their text, whatever the order of the names."""
+    plain = {name: fact for name, fact in facts.items() if name != "crc"}
+    text = json.dumps(plain, sort_keys=True, allow_nan=False)
+    return plain | {"crc": zlib.crc32(text.encode())}
+
+
 def header_from_json(data: str | bytes | Mapping[str, Any], name: str) -> Header:
     """Return what `header_to_json` described, the columns of observations and actions included.
 
@@ -87,6 +95,8 @@ def header_from_json(data: str | bytes | Mapping[str, Any], name: str) -> Header
         facts = json.loads(data) if isinstance(data, str | bytes) else data
         if facts["version"] != VERSION:
             raise ValueError(f"version {facts['version']} is not known; update ope_gym")
+        if sealed(dict(facts)) != facts:
+            raise ValueError("it does not match its checksum")
         policies = tuple(
             policy_from_arrays(
                 policy["kind"],

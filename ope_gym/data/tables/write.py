@@ -12,7 +12,7 @@ import numpy as np
 from ope_gym.batches import Tree
 from ope_gym.data.schema import COLUMNS, Columns, space_of
 from ope_gym.data.tables import cells
-from ope_gym.data.tables.header import KEY, header_to_json
+from ope_gym.data.tables.header import KEY, header_to_json, sealed
 from ope_gym.data.tables.layout import Spec
 from ope_gym.files import PathLike, import_arrow, in_place_of
 
@@ -52,7 +52,7 @@ def arrow_table(data: Columns) -> Any:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two columns would be called {name!r}: rename a key of a space")
-    text = json.dumps(header, allow_nan=False)
+    text = json.dumps(sealed(header), allow_nan=False)
     return pa.table(dict(columns)).replace_schema_metadata({KEY: text})
 
 
