@@ -166,7 +166,11 @@ def test_commands_exist() -> None:
             elif program == "sqlite3":  # not a command of ours, and not on every machine
                 assert arguments[0].endswith(".ope")
             else:
-                known = (["python", "-m", "venv"], ["tensorboard", "--logdir", "runs"])
+                known = (
+                    ["python", "-m", "venv"],
+                    ["python", "-m", "rl_zoo3.train"],
+                    ["tensorboard", "--logdir", "runs"],
+                )
                 assert [program, *arguments][:3] in known
         except (AssertionError, ValueError) as error:
             pytest.fail(f"{page}.md: `{shlex.join(words)}`: {error}")
