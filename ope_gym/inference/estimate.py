@@ -251,7 +251,7 @@ class Estimate:
 
     @property
     def decisive(self) -> Estimate:
-        """What to decide by: without its model where that is not confirmed."""
+        """The estimate to decide by: without its model where that is not confirmed."""
         codes = {reason.code for reason in self.verdict.reasons}
         free = self.model_free
         if not (self.by_model and codes & MODEL_DOUBTS) or free is None or self.plain is None:
