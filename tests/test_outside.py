@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from ope_gym import evaluate, evaluate_log_probs
-from ope_gym.policies import SoftmaxMlp
 from studies.outside import cells as cells_module
 from studies.outside import grids
 from studies.outside.cells import Cell, cells, fault_cells
-from studies.outside.control import _acrobot_step, _cart_step, network, play
-from studies.outside.finite import Setup, TablePolicy, shared_out, softmax
+from studies.outside.finite import Setup, TablePolicy, softmax
 
-FINITE = {cell.name: cell for cell in cells() if cell.group != "PPO"}
+FINITE = {cell.name: cell for cell in cells() if cell.group != "heavy tails"}
 N = 4000
 RARE = {"saturated": (500.0, 1 / 500), "rare reward": (100.0, 1 / 80)}
 
@@ -53,7 +51,6 @@ def test_the_truth_is_the_mean_return_of_the_target(name: str) -> None:
         error = size * np.sqrt(chance / n)
     assert abs(returns.mean() - setup.truth) < 4 * error
     assert fresh.truth == setup.truth
-    assert setup.truth_variance == 0.0
 
 
 def test_the_truth_by_enumeration_uses_the_hidden_state() -> None:
@@ -130,50 +127,6 @@ def test_tables_of_gymnasium_are_read_as_they_are() -> None:
     assert setup.process.horizon == 100
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
-def test_vectorised_dynamics_are_those_of_gymnasium(env: str) -> None:
-    made = gymnasium.make(env)
-    made.reset(seed=1)
-    inside = made.unwrapped
-    step = _cart_step if env == "CartPole-v1" else _acrobot_step
-    state = np.array(inside.state, dtype=np.float64)  # type: ignore[attr-defined]
-    for action in np.random.default_rng(2).integers(2, size=30).tolist():
-        (state,), (over,) = step(state[None], np.array([action]))
-        _, reward, ended, _, _ = made.step(action)
-        np.testing.assert_allclose(state, inside.state, atol=1e-4)  # type: ignore[attr-defined]
-        assert over == ended
-        assert reward == (1.0 if env == "CartPole-v1" else -1.0 + over)
-        if over:
-            break
-
-
-def test_networks_act_as_their_probabilities_say() -> None:
-    policies = network("CartPole-v1", 0, 5), network("CartPole-v1", 0, 6)
-    assert isinstance(policies[0], SoftmaxMlp)
-    rng = np.random.default_rng(0)
-    seen, actions, rewards, alive, running = play("CartPole-v1", policies, shared_out(60, 2), rng)
-    for k, rows in enumerate((slice(0, 30), slice(30, 60))):
-        steps = alive[rows]
-        likely = policies[k].probs(seen[rows][steps])[:, 1]
-        gap = (actions[rows][steps] - likely).sum()
-        assert abs(gap) < 4 * np.sqrt((likely * (1 - likely)).sum())
-    np.testing.assert_array_equal(rewards.sum(axis=1), alive.sum(axis=1))
-    np.testing.assert_array_equal(running, alive.all(axis=1) & running)
-
-
-def test_the_stored_truth_agrees_with_fresh_rollouts() -> None:
-    """The stored errors are of 20,000 rollouts; 500 fresh ones, within 4 standard errors."""
-    for cell in (c for c in cells() if c.group == "PPO" and (c.loggers, c.n) == (1, 50)):
-        _, target, truth, variance = cell.simulate(np.random.default_rng(0))
-        assert isinstance(target, SoftmaxMlp)
-        env = cell.name.split()[2].rstrip(",")
-        rng = np.random.default_rng(1)
-        returns = play(env, (target,), np.zeros(500, dtype=np.int64), rng)[2].sum(axis=1)
-        error = np.sqrt(returns.var() / 500 + variance)
-        assert abs(returns.mean() - truth) < 4 * error
-        assert 0 < variance < returns.var() / 10_000
-
-
 def test_seeds_change_processes_and_policies_but_not_the_list() -> None:
     for one, other in zip(cells(0), cells(1), strict=True):
         assert (one.name, one.n, one.loggers) == (other.name, other.n, other.loggers)
@@ -184,7 +137,9 @@ def test_cells_cover_loggers_sizes_and_both_kinds_of_states() -> None:
     listed = cells()
     assert len(set(map(str, listed))) == len(listed)
     assert {cell.n for cell in listed} == {50, 200, 1000}
-    assert {cell.group for cell in listed if cell.hidden} == {"hidden graph", "ModelFail", "memory"}
+    assert {cell.group for cell in listed if cell.hidden} == {
+        *("hidden graph", "ModelFail", "memory", "aliased")
+    }
     for name in {cell.name for cell in listed}:
         assert min(c.loggers for c in listed if c.name == name) == 1
         assert max(c.loggers for c in listed if c.name == name) >= 5
@@ -207,16 +162,11 @@ def test_faults() -> None:
     assert gone.target[state, action] == pytest.approx(0.2)
     np.testing.assert_allclose(gone.target.sum(axis=1), 1.0)
     np.testing.assert_allclose(gone.loggers.sum(axis=2), 1.0)
-    network_cell = next(c for c in listed if c.name.startswith("PPO") and c.fault)
-    recorded = network_cell.simulate(np.random.default_rng(0))[0]
-    true = replace(network_cell, fault="").simulate(np.random.default_rng(0))[0]
-    np.testing.assert_array_equal(recorded.actions, true.actions)
-    assert recorded.log_probs.mean() < true.log_probs.mean()
 
 
 def test_both_doors_accept_a_cell() -> None:
     cell = next(c for c in cells() if c.name == "ModelWin 20" and c.loggers == 8)
-    data, target, _, _ = cell.simulate(np.random.default_rng(0))
+    data, target, _ = cell.simulate(np.random.default_rng(0))
     by_policy = evaluate(data, target, ["NFIS", "auto", "FWDR", "DM"])
     seen, actions = data.observations, data.actions
     by_array = evaluate_log_probs(

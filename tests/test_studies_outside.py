@@ -23,7 +23,7 @@ from studies.outside.study import NAMES, Outside, evaluated
 FEW = [
     Cell("graph", "graph 4, slips, N(0, 1), sparse", False, 200, 8),
     Cell("ModelFail", "ModelFail 2", True, 50, 1),
-    Cell("PPO", "PPO on CartPole-v1, midway", False, 50, 5),
+    Cell("queues", "queues: queue, as numbers", False, 50, 8),
 ]
 DOORS: tuple[tuple[Fault, bool], ...] = (
     ("", False),
@@ -55,7 +55,7 @@ def test_runs_summary_claims_table_and_picture(small: Outside) -> None:
     again = small.run(seeds_of(0, (1, 2), small.name))
     np.testing.assert_array_equal(again["value"][0], runs["value"][1])
     summary = plain(small.summarise(runs), missing=math.nan)
-    assert list(summary["groups"]) == ["graph", "ModelFail", "PPO"]
+    assert list(summary["groups"]) == ["graph", "ModelFail", "queues"]
     assert summary["groups"]["ModelFail"]["hidden"]
     claims = small.claims(summary)
     assert len(claims) == 8
@@ -85,7 +85,9 @@ def made_up(values: Any, cells: list[Cell], **columns: Any) -> Runs:
         "high": value + 1.0,
         "colour": np.zeros(value.shape),
         "truth": np.zeros(flat),
-        "noise": np.zeros(flat),
+        "free_low": np.full(flat, math.nan),
+        "free_high": np.full(flat, math.nan),
+        "share": np.zeros(flat),
         "ess": np.full(flat, 100.0),
     }
     return runs | columns
@@ -96,11 +98,13 @@ def test_ratios_and_coverage_by_hand() -> None:
     runs = made_up(
         [[[2.0, 1.0], [0.5, 1.5]], [[-2.0, 1.0], [-0.5, -1.5]]],
         cells,
-        noise=np.full((2, 2), 0.1),
+        free_low=np.array([[0.0, -1.0], [np.nan, 1.0]]),
+        free_high=np.array([[1.0, 1.0], [np.nan, 2.0]]),
+        share=np.array([[0.2, 0.6], [0.9, 0.7]]),
         colour=np.array([[[0, 0], [0, 1]], [[0, 0], [0, 2]]], dtype=np.float64),
     )
     found = found_groups(runs, cells, ("NFIS", "auto"))["graph"]
-    nfis, auto = np.sqrt([4.0 - 0.1, 0.25 - 0.1]), np.sqrt([1.0 - 0.1, 2.25 - 0.1])
+    nfis, auto = np.array([2.0, 0.5]), np.array([1.0, 1.5])
     np.testing.assert_allclose(np.exp(found["to_nfis"]), auto / nfis)
     np.testing.assert_allclose(np.exp(found["to_best"])[:, 1], [1.0, auto[1] / nfis[1]])
     assert found["best"] == ["auto", "NFIS"]
@@ -113,6 +117,8 @@ def test_ratios_and_coverage_by_hand() -> None:
     assert coverage["all"]["coverage"] == 0.5
     assert found["by_cell"] == [1.0, 0.0]
     assert found["red"] == (0.25, 4)
+    assert found["width"] == 1.0
+    assert found["free"] == 0.5  # of the two that rest on the model and have an interval
 
 
 def test_rounding_errors_are_neither_misses_nor_ratios() -> None:
@@ -168,7 +174,7 @@ def test_a_bad_auto_is_found_out() -> None:
 
 
 def test_the_array_door_knows_no_policies() -> None:
-    data, target, _, _ = FAULTS[1].simulate(np.random.default_rng(0))
+    data, target, _ = FAULTS[1].simulate(np.random.default_rng(0))
     found = evaluated(FAULTS[1], data, target)
     whole = evaluated(FAULTS[0], data, target)
     assert set(found) == {"NFIS", "auto"}

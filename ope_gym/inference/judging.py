@@ -22,9 +22,9 @@ from ope_gym.verdict import Reason, Verdict
 GREEN_ESS, AMBER_ESS = 20.0, 4.0
 # Fresh episodes of a policy in training, whose interval takes little room for what it cannot see.
 GREEN_FRESH, AMBER_FRESH = 10.0, 4.0
-# Share of one episode in the squared error. The largest of n normal values has about 2 ln n / n,
-# and half as much again in 1 of 30 samples. Below .1 none changes the width by more than 1 / 20.
-INFLUENCE, HEAVY = 0.1, 1.5
+# Share of one episode in the squared error. The largest of n normal values has about 2 ln n / n:
+# twice that is a heavy tail. Below a tenth no episode changes the width by more than 1 / 20.
+INFLUENCE, HEAVY = 0.1, 2.0
 # Share of the target's episodes that leave the support: intervals have room for a small one.
 NOTED_LOSS, RED_LOSS = 0.005, 0.02
 # Mean weight. Below .8, by chance or not, the episodes lack a fifth of what the target does, which

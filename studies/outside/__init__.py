@@ -1,1 +1,1 @@
-"""Report on problems like those that others test on: graphs, rings, tables of Gymnasium, PPO."""
+"""Report on problems like those that others test on: graphs, rings, tables of Gymnasium, queues."""

@@ -1,7 +1,7 @@
 """List the cells of the study: problems, numbers of loggers and sizes, in groups.
 
     for cell in cells(seed=0):
-        data, target, truth, truth_variance = cell.simulate(np.random.default_rng(0))
+        data, target, truth = cell.simulate(np.random.default_rng(0))
 
 Processes, loggers and targets are drawn from the seed: estimators were designed on `DESIGN_SEED`,
 and are reported on with `REPORT_SEED`.
@@ -19,7 +19,7 @@ import numpy as np
 
 from ope_gym import Trajectories
 from ope_gym.policies import FinitePolicy
-from studies.outside.control import TRAININGS, Control, ppo
+from studies.outside import families
 from studies.outside.finite import Setup
 from studies.outside.grids import gridworld, learned
 from studies.outside.problems import (
@@ -36,7 +36,7 @@ from studies.outside.problems import (
 )
 
 Fault: TypeAlias = Literal["", "wrong propensities", "missing action"]
-Make: TypeAlias = Callable[[np.random.Generator, int], Setup | Control]
+Make: TypeAlias = Callable[[np.random.Generator, int], Setup]
 
 DESIGN_SEED, REPORT_SEED = 0, 2
 
@@ -57,14 +57,13 @@ class Problem(NamedTuple):
     )
 
 
+_bandit = families.bandit
 _SHORT = ((1, 50), (8, 50), (1, 200), (8, 200))
-_CONTROL = ((1, 50), (5, 50), (1, 200), (5, 200))
 _ALARM = ((1, 200), (8, 200), (1, 1000), (8, 1000))
 _FAULTY = {
     "small MDP, 10 steps": _ALARM,
     "small MDP, 30 steps": _ALARM,
     "gridworld, near, 25 steps": _ALARM,
-    "PPO on CartPole-v1, midway": ((1, 200),),
 }
 
 
@@ -87,11 +86,6 @@ def _graph(
         crossing=crossing,
     )
     return Problem("hidden graph" if hidden else "graph", make, hidden > 0)
-
-
-def _ppo(rng: np.random.Generator, loggers: int, *, env: str, late: bool, seed: int) -> Control:
-    """Return a PPO run; the seed chooses the training."""
-    return ppo(rng, loggers, env=env, late=late, training=seed % TRAININGS)
 
 
 def problems(seed: int) -> dict[str, Problem]:
@@ -140,11 +134,25 @@ def problems(seed: int) -> dict[str, Problem]:
     for horizon in (10, 30):
         make = partial(small_mdp, horizon=horizon)
         found[f"small MDP, {horizon} steps"] = Problem("faults", make, sizes=_ALARM)
-    for env in ("CartPole-v1", "Acrobot-v1"):
-        for late in (False, True):
-            run = partial(_ppo, env=env, late=late, seed=seed)
-            name = f"PPO on {env}, {'late' if late else 'midway'}"
-            found[name] = Problem("PPO", run, sizes=_CONTROL)
+    for name, group, make in (
+        ("20 contexts, 100 actions", "sparse tables", partial(_bandit, contexts=20, arms=100)),
+        ("20 contexts, 10 actions", "sparse tables", partial(_bandit, contexts=20, arms=10)),
+        ("1,000 arms", "sparse tables", partial(_bandit, contexts=1, arms=1000, greed=2.0)),
+        ("exploring in 6 %", "sparse tables", partial(_bandit, contexts=10, arms=10, explore=0.06)),
+        ("exploring in 20 %", "sparse tables", partial(_bandit, contexts=5, arms=20, explore=0.2)),
+        ("six states, three seen", "aliased", partial(families.aliased, horizon=10, merged=3)),
+        ("six states, four seen", "aliased", partial(families.aliased, horizon=20, merged=4)),
+        ("queue", "queues", partial(families.queue, horizon=50)),
+        ("queue, as numbers", "queues", partial(families.queue, horizon=30, numbers=True)),
+        ("inventory", "queues", partial(families.inventory, horizon=20)),
+        ("inventory, as numbers", "queues", partial(families.inventory, horizon=20, numbers=True)),
+        ("5 steps, in 5 %", "bad logger", partial(families.bad_logger, horizon=5, rare=0.05)),
+        ("3 steps, in 10 %", "bad logger", partial(families.bad_logger, horizon=3, rare=0.1)),
+        ("one in 50 steps", "catastrophes", partial(families.catastrophe, chance=0.02)),
+        ("lognormal, 1.5", "heavy tails", partial(families.heavy, noise="lognormal")),
+        ("Pareto, 1.5", "heavy tails", partial(families.heavy, noise="pareto 1.5")),
+    ):
+        found[f"{group}: {name}"] = Problem(group, make, hidden=group == "aliased")
     return found
 
 
@@ -173,14 +181,14 @@ class Cell:
     arrays: bool = False
 
     @property
-    def setup(self) -> Setup | Control:
+    def setup(self) -> Setup:
         """Return the process with its policies; made once for each problem."""
         return _setup(self.name, self.loggers, self.seed, self.fault)
 
-    def simulate(self, rng: np.random.Generator) -> tuple[Trajectories, FinitePolicy, float, float]:
-        """Return episodes, the target, its value, and the squared standard error of the value."""
+    def simulate(self, rng: np.random.Generator) -> tuple[Trajectories, FinitePolicy, float]:
+        """Return episodes, the target, and its value."""
         setup = self.setup
-        return setup.simulate(self.n, rng), setup.policy, setup.truth, setup.truth_variance
+        return setup.simulate(self.n, rng), setup.policy, setup.truth
 
     def __str__(self) -> str:
         loggers = "1 logger" if self.loggers == 1 else f"{self.loggers} loggers"
@@ -206,19 +214,18 @@ def fault_cells(seed: int = DESIGN_SEED) -> list[Cell]:
             whole = Cell("faults", name, known[name].hidden, n, loggers, seed)
             wrong = replace(whole, fault="wrong propensities")
             made += [whole, replace(whole, arrays=True), wrong, replace(wrong, arrays=True)]
-            if known[name].group != "PPO":
-                made.append(replace(whole, fault="missing action"))
+            made.append(replace(whole, fault="missing action"))
     return made
 
 
 @cache
-def _setup(name: str, loggers: int, seed: int, fault: Fault) -> Setup | Control:
+def _setup(name: str, loggers: int, seed: int, fault: Fault) -> Setup:
     """Make a problem; the seed of its generator is that of the cell and the name."""
     key = zlib.crc32(name.encode())
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(key,)))
     made = problems(seed)[name].make(rng, loggers)
     if fault == "wrong propensities":
         return made.misrecorded()
-    if fault == "missing action" and isinstance(made, Setup):
+    if fault == "missing action":
         return made.unsupported()
     return made

@@ -24,7 +24,7 @@ def found_groups(
     runs: Runs, cells: Sequence[Cell], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Return the findings of each group without faults."""
-    squares = (runs["value"] - runs["truth"][..., None]) ** 2 - runs["noise"][..., None]
+    squares = (runs["value"] - runs["truth"][..., None]) ** 2
     again = resample(len(squares))  # (B, R)
     found = {}
     for group in dict.fromkeys(cell.group for cell in cells if cell.group != "faults"):
@@ -36,6 +36,8 @@ def found_groups(
             **_ratios(squares[:, inside], again, names, part),
             "coverage": {name: _coverage(part, again, e) for e, name in enumerate(names)},
             "by_cell": _by_cell(part, names.index("auto")),
+            "width": _width(part, names),
+            "free": _free(part),
             "red": _share(part["colour"][..., names.index("auto")] == RED, part["ess"] >= ENOUGH),
         }
     return found
@@ -158,6 +160,24 @@ def _holds(part: Runs, e: int) -> FloatArray:
     slack = ROUNDING * np.maximum(np.abs(truth), 1.0)
     inside = (low - slack <= truth) & (truth <= high + slack)
     return np.where(np.isnan(low) | np.isnan(high), math.nan, inside.astype(np.float64))
+
+
+def _width(part: Runs, names: Sequence[str]) -> float:
+    """Return the median width of auto's intervals relative to those of NFIS."""
+    auto, nfis = (
+        part["high"][..., names.index(name)] - part["low"][..., names.index(name)]
+        for name in ("auto", "NFIS")
+    )
+    known = np.isfinite(auto) & np.isfinite(nfis) & (nfis > 0)
+    return float(np.median(auto[known] / nfis[known])) if known.any() else math.nan
+
+
+def _free(part: Runs) -> float:
+    """Return the coverage of the intervals whatever the model, where auto rests on it."""
+    ends = part["free_low"], part["free_high"]
+    with np.errstate(invalid="ignore"):
+        inside = (ends[0] <= part["truth"]) & (part["truth"] <= ends[1])
+        return _share(inside, np.isfinite(ends[0] + ends[1]) & (part["share"] >= 0.5))[0]
 
 
 def _share(hit: NDArray[np.bool_], among: NDArray[np.bool_]) -> tuple[float, int]:

@@ -11,7 +11,7 @@ backward induction over the states, so they are exact for hidden ones, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -182,7 +182,6 @@ class Setup:
     target: FloatArray
     recorded: FloatArray | None = None
     numbers: bool = False
-    truth_variance: float = field(default=0.0, init=False)
 
     @property
     def policy(self) -> TablePolicy:

@@ -58,16 +58,21 @@ class Outside(Study):
     def run_once(self, seed: np.random.SeedSequence) -> dict[str, Any]:
         """Return arrays (cells, E): values, ends of intervals and colours, NaN if not asked for.
 
-        And (cells,): true values, their variances, and the effective sample size of NFIS.
+        And (cells,): true values, the effective sample size of NFIS, the ends of the interval of
+        auto that holds whatever the model, and the share of the model in auto.
         """
         listed = self.cells
         shape = (len(listed), len(NAMES))
         value, low, high, colour = np.full((4, *shape), math.nan)
-        truth, noise, ess = np.full((3, len(listed)), math.nan)
+        truth, ess, free_low, free_high, share = np.full((5, len(listed)), math.nan)
         for i, (cell, rng) in enumerate(zip(listed, streams(seed, len(listed)), strict=True)):
-            data, target, truth[i], noise[i] = cell.simulate(rng)
+            data, target, truth[i] = cell.simulate(rng)
             found = evaluated(cell, data, target)
             ess[i] = found["NFIS"].diagnostics.ess
+            auto = found["auto"]
+            share[i] = auto.share
+            if auto.model_free is not None:
+                free_low[i], free_high[i] = auto.model_free.low, auto.model_free.high
             for e, name in enumerate(NAMES):
                 if name in found:
                     one = found[name]
@@ -80,8 +85,10 @@ class Outside(Study):
             "high": high,
             "colour": colour,
             "truth": truth,
-            "noise": noise,
             "ess": ess,
+            "free_low": free_low,
+            "free_high": free_high,
+            "share": share,
         }
 
     def summarise(self, runs: Runs) -> Summary:

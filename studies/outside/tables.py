@@ -71,17 +71,24 @@ def _coverage(summary: Summary) -> list[str]:
         red, sets = g["red"]
         alarms = f"{_percent(red)} of {sets}" if sets else ""
         whole = _percent(found["all"]["coverage"])
-        rows.append([group, *colours, whole, _percent(found["undefined"]), *plain, alarms])
+        shape = [f"{g['width']:.2f}", _times(g["to_nfis_mean"]), _percent(g["free"])]
+        undefined = _percent(found["undefined"])
+        rows.append([group, *colours, whole, *shape, undefined, *plain, alarms])
     if not rows:
         return []
     return [
         "How often 95 % intervals contain the value. For auto: by colour of the verdict, with the "
-        "share of data sets that have this colour; in all; and the share of data sets without an "
-        "interval. Then the other estimators, and how many of the data sets with 40 or more "
-        "effective episodes are red.",
+        "share of data sets that have this colour; in all; how wide its intervals are and how "
+        "large its errors, relative to NFIS; the second interval, where auto rests on the model; "
+        "and the share of data sets without an interval. Then the other estimators, and how many "
+        "of the data sets with 40 or more effective episodes are red.",
         "",
         *table(
-            ["group", "green", "amber", "red", "auto", "undefined", *others, "red, ESS ≥ 40"], rows
+            [
+                *("group", "green", "amber", "red", "auto", "width / NFIS", "RMSE / NFIS"),
+                *("whatever the model", "undefined", *others, "red, ESS ≥ 40"),
+            ],
+            rows,
         ),
     ]
 
