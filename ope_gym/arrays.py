@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+_ROWS = 1 << 14  # of `blocks`
 MANY = 1 << 18  # rows from which threads are worth their start
 T = TypeVar("T")
 R = TypeVar("R")
@@ -267,6 +268,11 @@ def keep_freed_memory() -> None:
     no memory.
     """
     np.empty(2**25 - 2**16, dtype=np.uint8)
+
+
+def blocks(n: int) -> Iterator[slice]:
+    """Cut n rows into blocks that stay in the cache: fresh arrays cost more than arithmetic."""
+    yield from (slice(begin, min(begin + _ROWS, n)) for begin in range(0, n, _ROWS))
 
 
 def cuts_of(offsets: IntArray, steps: int) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ope_gym.arrays import FloatArray, IntArray
+from ope_gym.arrays import FloatArray, IntArray, blocks
 
 _SAME = 0.9  # slope of one estimate on another from which on the rest is mostly rounding
 NEIGHBOURS = 8  # behaviours of one episode each that make a stratum
@@ -67,12 +67,17 @@ def spread_of(influence: FloatArray, strata: IntArray | None = None) -> Spread:
         return Spread(np.nan, np.nan, Tails(np.nan, np.inf, np.nan))
     # by the means first: sum x^2 - n mean^2 would lose all digits of a small spread; and over the
     # largest |psi|, since squares could overflow
-    unit = max(float(np.abs(influence).max()), float(np.finfo(np.float64).tiny))
-    u = influence - means.take(strata)
-    u *= (np.sqrt(sizes / (sizes - 1.0)) / unit).take(strata)
-    second = u * u
-    low, high = min(float(u.min()), 0.0), max(float(u.max()), 0.0)
-    square, cube, fourth = float(second.sum()), float(second @ u), float(second @ second)
+    unit = float(max(influence.max(), -influence.min(), np.finfo(np.float64).tiny))
+    factors = np.sqrt(sizes / (sizes - 1.0)) / unit
+    low = high = square = cube = fourth = 0.0
+    for rows in blocks(n):
+        some = strata[rows]
+        u = influence[rows] - means.take(some)
+        u *= factors.take(some)
+        second = u * u
+        low, high = min(float(u.min()), low), max(float(u.max()), high)
+        square, cube = square + float(second.sum()), cube + float(second @ u)
+        fourth += float(second @ second)
     scale, largest = unit / n, max(-low, high) ** 2
     if not square > 0.0:
         return Spread(scale * square, scale * square, Tails(0.0, np.inf, np.nan))  # 0, or NaN

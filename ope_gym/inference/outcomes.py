@@ -206,13 +206,14 @@ class Outcomes:
         means = np.bincount(strata, returns, minlength=counts.size) / np.maximum(counts, 1)
 
         freedom = max(returns.size - int(np.count_nonzero(counts)), 1)
-        apart = returns - means.take(strata)
+        apart = means.take(strata)
+        np.subtract(returns, apart, out=apart)
         inside = float(apart @ apart) / freedom
         total, square = float(weights.sum()), float(weights @ weights)
         size = total**2 / square if total > 0.0 else 0.0
         variance = inside
         if size > 1.0 + 1e-9:
-            apart = returns - weights @ returns / total
+            np.subtract(returns, weights @ returns / total, out=apart)
             weighted = float(weights @ np.square(apart, out=apart)) / total * size / (size - 1.0)
             variance = (size * weighted + _PRIOR * inside) / (size + _PRIOR)
         deviation = unit * float(np.sqrt(variance))

@@ -18,18 +18,17 @@ observations are real numbers, only copies begin alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ope_gym import batches
-from ope_gym.arrays import FloatArray, IntArray, step_numbers
+from ope_gym.arrays import FloatArray, IntArray, blocks, step_numbers
 from ope_gym.data.trajectories import Trajectories
 
 _COMPARED = 1 << 16  # episodes of many that are compared: enough to find any copies that matter
-_ROWS = 1 << 14  # rows that are hashed at a time: they stay in the cache
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 _BETS = np.array([0.5, 0.1, 0.01])  # shares b, for many and for few copies; E is their average
 _SURE = np.log(1000.0)  # E above which chance is no explanation
@@ -69,7 +68,7 @@ def _in_their_places(done: Sequence[NDArray[Any]], steps: IntArray) -> NDArray[n
     random = np.random.default_rng(0).integers(1 << 62, size=int(steps.max(initial=0)) + 1)
     places = (2 * random + 1).astype(np.uint64)
     chosen = _hash(done, slice(None))
-    for rows in _blocks(steps.size):
+    for rows in blocks(steps.size):
         chosen[rows] *= places[steps[rows]]
     return chosen
 
@@ -114,16 +113,11 @@ def copies(marks: FloatArray, continuous: bool) -> int:
     return round(float(beyond.sum()) * start.size / order.size) if harm > _HARM else 0
 
 
-def _blocks(n: int) -> Iterator[slice]:
-    """Cut n rows into blocks that stay in the cache."""
-    yield from (slice(begin, min(begin + _ROWS, n)) for begin in range(0, n, _ROWS))
-
-
 def _hash(leaves: Sequence[NDArray[Any]], chosen: IntArray | slice) -> NDArray[np.uint64]:
     """Return a hash of some rows of arrays, a number each."""
     size = leaves[0].shape[0] if isinstance(chosen, slice) else chosen.size
     hashes = np.zeros(size, dtype=np.uint64)
-    for rows in _blocks(size):
+    for rows in blocks(size):
         part = hashes[rows]
         for leaf in leaves:
             some = leaf[rows] if isinstance(chosen, slice) else leaf[chosen[rows]]
