@@ -127,7 +127,7 @@ def train(path: Path) -> None:
             return True
 
     torch.set_num_threads(1)
-    ope = OPECallback(None, eval_freq=256, path=path, estimators="NFIS", verbose=0)
+    ope = OPECallback(None, eval_freq=256, path=path, verbose=0)
     env = gym.make("CartPole-v1", max_episode_steps=40)
     model = PPO("MlpPolicy", env, n_steps=64, n_epochs=1, device="cpu")
     model.learn(10**9, callback=CallbackList([ope, Announce()]))
