@@ -54,6 +54,7 @@ import ope_gym
 from agents import Agent, deep, make_agent
 from ope_gym import Evaluation, Trajectories
 from ope_gym.analysis.overlap import overlap
+from ope_gym.cli import coloured
 from ope_gym.commands.inputs import Choices, Name, Output, folder
 from ope_gym.commands.signature import Command, as_options, described
 from ope_gym.estimators.table import estimator_names
@@ -489,7 +490,7 @@ def conduct(run: Run) -> int:
         )
     if args.json:
         evaluation.to_json(args.json)
-    print(report(run, evaluation, truth))
+    print(coloured(report(run, evaluation, truth)))
     return code
 
 

@@ -34,6 +34,7 @@ recorders of the package wrappers, Parquet files by `Trajectories.to_parquet`;
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -61,6 +62,7 @@ COMMANDS = {
     "gate": "gate",
 }
 _LIKE = {"duel": "gate"}  # what the Python API calls it
+_CODES = {"green": 32, "amber": 33, "red": 31}  # of terminals, whose 33 is a dark yellow
 _WRONG, _UNABLE_TO_GATE = 2, 3  # 2 is the code of a gate that is undecided
 
 
@@ -128,10 +130,22 @@ def _program() -> str:
     return "ope-gym" if Path(sys.argv[0]).stem == "ope-gym" else "python -m ope_gym"
 
 
+def coloured(text: str) -> str:
+    """Return a text with the names of verdicts in their colours, if a terminal shows it.
+
+    https://no-color.org
+    """
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return re.sub(
+        r"\b(green|amber|red)\b", lambda word: f"\x1b[{_CODES[word[0]]}m{word[0]}\x1b[0m", text
+    )
+
+
 def _print(text: str) -> None:
     """Print to a reader that may have gone, as `head` does; names from files cannot act on it."""
     try:
-        print(stopping.escaped(text), flush=True)
+        print(coloured(stopping.escaped(text)), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         if not isinstance(error, BrokenPipeError):

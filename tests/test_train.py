@@ -98,6 +98,23 @@ def test_saved_file_gives_the_same_evaluation(
     assert again["regime"] == first["regime"] == "held-out"
 
 
+def test_verdicts_have_their_colour_on_a_terminal(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["evaluate", str(finished / "all.ope")]
+    assert command(words) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert command(words) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"\x1b\[3[123]m(green|amber|red)\x1b\[0m", shown)
+    assert re.sub(r"\x1b\[\d+m", "", shown) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert command(words) == 0
+    assert capsys.readouterr().out == plain
+
+
 def test_info_has_a_line_for_each_policy(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -526,6 +543,11 @@ def test_ctrl_c_in_the_first_seconds(tmp_path: Path) -> None:
 # Those of libraries that constraints.txt does not pin run where these are installed.
 EXAMPLES: dict[str, tuple[str, list[str], list[str]]] = {
     "hand_written_loop.py": ("gymnasium", [], ["NFIS", "data: held-out"]),
+    "optuna_ppo.py": (
+        "optuna",
+        ["--trials", "2", "--timesteps", "2048", "--eval-freq", "1024"],
+        [r"^2 trials, 0 pruned; the best is worth \d"],
+    ),
     "ppo_cartpole.py": (
         "torch",
         ["--total-timesteps", "1536", "--num-envs", "2", "--eval-freq", "1500"],
