@@ -73,6 +73,9 @@ def test_headlines(error: float, said: str) -> None:
 
 def test_without_a_spread_nobody_knows_how_sure_it_is() -> None:
     assert "its error is unknown" in free_headline(estimate(1, 2.0, spread=math.nan))
+    nothing = estimate(1, 0.0, math.inf, spread=math.nan)
+    said = "may be worth 0, but do not use this number (red): its error is unknown."
+    assert in_words(nothing) == said
     sure = estimate(1, 2.0, standard_error=0.0)
     assert band_in_words(2.0, -8.0, 12.0, 0.9) == "2.0 (90 %: -8.0 to 12.0)"
     assert in_words(sure, 0.9) == "worth 2.0 (90 %: -8.0 to 12.0)."

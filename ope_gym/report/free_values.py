@@ -80,11 +80,13 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
 
 
 def band_in_words(value: float, low: float, high: float, level: float = 0.95) -> str:
-    """Return a value and its interval, with as many digits as the interval bears out.
+    """Return a value and its interval, if it has ends, with as many digits as these bear out.
 
     >>> band_in_words(412.345, 380.1, 444.6), band_in_words(-0.51234, -0.54, -0.49, 0.9)
     ('412 (95 %: 380 to 445)', '-0.512 (90 %: -0.540 to -0.490)')
     """
+    if not math.isfinite(high - low):  # the reason is in the verdict
+        return text.rounded(value, None)
     digits = text.places((high - low) / 4)  # about a standard error
     numbers = [text.rounded(x, digits) for x in (value, low, high)]
     return f"{numbers[0]} ({text.level(level)}: {numbers[1]} to {numbers[2]})"
