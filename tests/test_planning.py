@@ -87,6 +87,14 @@ def test_episodes_whose_policy_changed_count_for_the_policy_at_their_start() -> 
     assert episodes_needed(data, TARGET, 0.05).best is not None
 
 
+def test_of_many_policies_the_heaviest_are_left_out_in_turn(made: builders.Recorded) -> None:
+    every, one = (contributions(made.trajectories, made.target, limit=k) for k in (3, 1))
+    heaviest = max(range(3), key=lambda k: every[k].weight_share)
+    assert one[heaviest] == every[heaviest]
+    assert [math.isnan(row.ess_without) for row in one] == [k != heaviest for k in range(3)]
+    assert str(one).count("undefined") == 0
+
+
 def test_contributions_print_and_go_to_json(made: builders.Recorded) -> None:
     found = contributions(made.trajectories, made.target)
     lines = str(found).splitlines()

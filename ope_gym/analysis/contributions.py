@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ope_gym.arguments import whole
 from ope_gym.arrays import FloatArray, IntArray, finite
 from ope_gym.estimators.table import one_estimator
 from ope_gym.evaluation import Evaluator
@@ -34,7 +35,7 @@ class Contribution:
         value_without: Estimate from the other episodes, against the mixture of the others.
         standard_error_without: Its standard error; NaN if undefined.
         ess_without: Its effective sample size. Where it is small the standard error is not to be
-            trusted: what no episode shows does not vary.
+            trusted: what no episode shows does not vary. NaN where the policy was not left out.
     """
 
     name: str
@@ -97,8 +98,10 @@ class Contributions:
                 "std.err without": lambda row: (
                     text.number(row.standard_error_without, 3)
                     + (" " if row.ess_without >= _FEW else "?")
+                    if row.ess_without >= 0
+                    else ""
                 ),
-                "ESS without": lambda row: f"{row.ess_without:.1f}",
+                "ESS without": lambda row: f"{row.ess_without:.1f}" if row.ess_without >= 0 else "",
             },
         )
         lines = [head, *table]
@@ -114,6 +117,7 @@ def contributions(
     estimator: str = "NFIS",
     held_out: bool | None = None,
     gamma: float = 1.0,
+    limit: int = 50,
 ) -> Contributions:
     """Tell what each past policy brings to the estimate of `target`.
 
@@ -129,7 +133,10 @@ def contributions(
         held_out: True for held-out episodes alone, False for all, None for the held-out ones if
             there are any.
         gamma: Discount within [0, 1].
+        limit: Of more policies than this only those with the largest weight are left out in turn;
+            each takes as long as an evaluation.
     """
+    most = whole("limit", limit)
     source = load_source(episodes, held_out)
     policy, data, name = source.policy(target), source.data, one_estimator(estimator)
     assert data is not None  # all of it is in memory
@@ -138,29 +145,30 @@ def contributions(
         evaluator = Evaluator(part, name, q_model=None, held_out=False, gamma=gamma)
         return evaluator.evaluate(policy)[name]
 
-    whole = evaluated(data)
-    strata = whole.sample.strata
+    estimate = evaluated(data)
+    strata = estimate.sample.strata
     groups, group = np.unique(strata, return_inverse=True)
 
     def by_group(values: FloatArray) -> FloatArray:
         return np.bincount(group, values, groups.size).astype(np.float64)
 
-    log_last = whole.diagnostics.log_last
+    log_last = estimate.diagnostics.log_last
     last = np.exp(log_last - log_last.max(initial=-np.finfo(np.float64).max))
     total, square = by_group(last), by_group(last**2)
     ess = np.divide(total**2, square, out=np.zeros(groups.size), where=square > 0)
-    shares = [_shares(x) for x in (total, ess, by_group(_variance(whole.influence, strata)))]
+    shares = [_shares(x) for x in (total, ess, by_group(_variance(estimate.influence, strata)))]
+    heaviest = np.argsort(-total, kind="stable")[:most]
     starters, rows = data.policy_ids[data.offsets[:-1]], []
     for g in range(groups.size):
         own, others = np.flatnonzero(group == g), np.flatnonzero(group != g)
         weight, effective, variance = (share[g] for share in shares)
-        numbers = np.nan, np.nan, 0.0
-        if others.size:
+        numbers = np.nan, np.nan, 0.0 if not others.size else np.nan
+        if others.size and g in heaviest:
             rest = evaluated(data.select(episodes=others))
             numbers = rest.value, rest.standard_error, rest.diagnostics.ess
         row = (own.size, weight, float(ess[g]), effective, variance, *numbers)
         rows.append(Contribution(f"policy {starters[own[0]]}", *row))
-    return Contributions(tuple(rows), whole)
+    return Contributions(tuple(rows), estimate)
 
 
 def _variance(influence: FloatArray, strata: IntArray) -> FloatArray:
