@@ -371,7 +371,10 @@ def rows(runs: dict[str, list[Path]]) -> Iterator[str]:
                 if rule in ("at once", "settled"):
                     covers, claims, missing = claimed(said)
                     left = f", {missing} not known" if missing else ""
-                    cells += [f"{100 * covers:.0f} %{left}", f"{claims:.2g}"]
+                    cells += [
+                        f"{100 * covers:.0f} %{left}",
+                        f"{claims:.2g}" if claims >= 0.01 else "< 0.01",
+                    ]
             yield f"| {' | '.join(cells)} |"
 
 

@@ -173,6 +173,10 @@ _RED: dict[str, Words] = {
         "(n_eval_episodes={enough:g})"
     ),
     "unsure": _unsure,
+    "greedy_unplayed": (
+        "not known: no environment could be learned in which to play the greedy policy. "
+        "{episodes:g} fresh episodes, about {steps:,.0f} steps, would tell"
+    ),
     "greedy_unknown": (
         "not known yet: in {share:.0%} of its steps the greedy policy is where nothing was "
         "recorded. {episodes:g} fresh episodes, about {steps:,.0f} steps, would tell"

@@ -30,6 +30,7 @@ from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import GaussianMlp, LinearSigmoid
 from ope_gym.policies.mlp import Network
 from ope_gym.policies.torch import TorchPolicy
+from ope_gym.report.free_values import in_words
 
 HORIZON = 30
 
@@ -489,6 +490,16 @@ def test_values_at_once_are_as_unsure_as_earlier_ones_were_wrong() -> None:
     assert 50**2 < squares[1] < 250**2
 
 
+def test_equal_returns_leave_an_error_once_settled() -> None:
+    """All returns are 500, and no window shows any noise."""
+    sure = evidence_of(500.0, 0.0, last=Value(500.0, 0.0), spread=0.0)
+    record = TrackRecord()
+    record.entries.append(Entry({"acting": sure}, {"acting": sure}))
+    value = record.value(0, "acting", settled=True).value
+    assert value.mean == 500.0
+    assert value.square == pytest.approx(2 * 5.0**2)  # a hundredth of the range, twice
+
+
 def test_policies_far_from_those_that_acted_are_unsure() -> None:
     """|V - V_acted| ≤ √(s² X), of which a tenth is left once advantages have corrected."""
     near, far = (value_by(evidence_of(200.0, 5.0, distance=x)).value.square for x in (0.0, 40.0))
@@ -629,6 +640,11 @@ def test_returns_alone_tell_a_value_where_nothing_else_can_be_modelled() -> None
     assert found is not None
     assert found.shares == {"seen": 1.0}
     assert free.basis.code == "free_returns"
+    free.follow(policy, Greedy(policy))
+    greedy = free.evaluate(2, deterministic=True)
+    assert greedy is not None
+    assert not greedy.known
+    assert "not known: no environment could be learned" in in_words(greedy)
     truth, error = value_of(policy)
     assert abs(found.value - truth) < 4 * np.hypot(found.standard_error, error)
 

@@ -34,7 +34,7 @@ class FreeEstimate:
         bounds: the lowest and highest return of the run so far, between which the value lies.
         deterministic: whether it is the value of the greedy policy.
         unseen: share of the steps played in the learned environment that lie outside of what was
-            recorded.
+            recorded; 1 of a greedy policy that could not be played there.
         length: mean steps of an episode so far, which fresh ones would cost.
     """
 

@@ -318,7 +318,7 @@ class FreeEvaluation:
             ended=ended,
             bounds=found.limits,
             deterministic=name == "greedy",
-            unseen=0.0 if simulated is None else simulated.unseen,
+            unseen=float(name == "greedy") if simulated is None else simulated.unseen,
             length=self._length,
         )
 

@@ -199,7 +199,11 @@ class TrackRecord:
         """
         entry = self.entries[index]
         evidence = (entry.late if settled else entry.early)[policy]
-        seen = _seen(evidence, {} if settled else self._biases(index, evidence.scale))
+        if settled:  # what remains is about as large as the finest test
+            least = float(_SCALES[0] * evidence.scale) ** 2
+            seen = _seen(evidence, dict.fromkeys(("near", "last", "seen"), least))
+        else:
+            seen = _seen(evidence, self._biases(index, evidence.scale))
         values = {"seen": evidence.possible(seen)}
         spread, limits, simulated = evidence.spread, evidence.limits, evidence.simulated
         if simulated is not None and simulated.unseen <= UNSEEN:
