@@ -150,10 +150,10 @@ def unseen_by_greedy(share: float, length: float) -> Reason:
         share: Share of its steps that lie outside of what was recorded.
         length: Steps of an episode.
     """
-    cost = {"episodes": GREEN_FRESH, "steps": GREEN_FRESH * length}
+    episodes, steps = GREEN_FRESH, GREEN_FRESH * length
     if share >= 1.0:
-        return Reason("greedy_unplayed", **cost)
-    return Reason("greedy_unknown", share=share, **cost)
+        return Reason("greedy_unplayed", episodes=episodes, steps=steps)
+    return Reason("greedy_unknown", share=share, episodes=episodes, steps=steps)
 
 
 def _doubts(facts: Facts) -> Iterator[Reason]:
