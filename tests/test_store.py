@@ -1041,3 +1041,16 @@ def test_further_recorders_have_tails_of_their_own(tmp_path: Path, played: Traje
         copy = as_if_killed(path)
         assert len(Trajectories.load(copy)) == len(files) + tail._MOST_TAILS
         assert os.listdir(copy.parent) == ["run"]
+
+
+@posix
+def test_what_is_no_tail_stays_where_it_is(saved: Path) -> None:
+    other, name = saved.with_name("other"), f"{saved}-tail1"
+    other.write_bytes(b"of somebody else")
+    for make in (os.mkfifo, lambda path: os.symlink(other, path)):
+        make(name)
+        with pytest.warns(UserWarning, match="cannot be taken into"):
+            assert_identical(Trajectories.load(saved), recording())
+        assert tail.Tail.new(str(saved)) is None
+        os.unlink(name)
+    assert other.read_bytes() == b"of somebody else"

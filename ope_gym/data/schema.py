@@ -155,12 +155,6 @@ def freeze(data: C) -> C:
     return data
 
 
-def latest_episodes(data: Columns, last: int) -> Ints:
-    """Return the episodes of the `last` highest policy numbers."""
-    numbers = np.unique(data.first_policies)[-last:]
-    return np.flatnonzero(np.isin(data.first_policies, numbers))
-
-
 def take(data: C, episodes: Ints) -> C:
     """Copy some episodes, in the order of their indices."""
     begins = data.offsets[:-1][episodes]

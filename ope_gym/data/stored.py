@@ -472,24 +472,25 @@ def take_in_tails(file: SeenFile) -> None:
 
 
 def _take_in(file: SeenFile, name: str) -> None:
-    with contextlib.ExitStack() as stack:
-        try:
-            tail = Tail(name, create=False)
-        except (BlockingIOError, FileNotFoundError):  # its recorder is at work, or has just ended
-            return
-        stack.callback(tail.close)
-        try:
-            entries = list(tail.entries())
-            if entries:
-                _write_missing(file, entries)
-            tail.remove()
-        except (OSError, ValueError) as error:
-            warnings.warn(
-                f"{name} has the latest episodes of a recorder that was killed, and they cannot be "
-                f"taken into {file.name}: {error}",
-                UserWarning,
-                stacklevel=4,
-            )
+    tail = None
+    try:
+        tail = Tail(name, create=False)
+        entries = list(tail.entries())
+        if entries:
+            _write_missing(file, entries)
+        tail.remove()
+    except (BlockingIOError, FileNotFoundError):  # its recorder is at work, or has just ended
+        return
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"{name} has the latest episodes of a recorder that was killed, and they cannot be "
+            f"taken into {file.name}: {error}",
+            UserWarning,
+            stacklevel=4,
+        )
+    finally:
+        if tail is not None:
+            tail.close()
 
 
 def _write_missing(file: SeenFile, entries: Sequence[Entry]) -> None:

@@ -14,8 +14,10 @@ batch or the CRC-32 of an entry is not the expected one: a power cut may have to
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 import struct
 import sys
 import weakref
@@ -79,8 +81,11 @@ class Tail:
         self.owner = secrets.randbits(62)
         self.batch = 0  # the first batch begins when the file knows the owner
         self._at = 0
-        self._fd = os.open(name, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666)
+        mode = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
+        self._fd = os.open(name, mode | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # no link, no pipe
         try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", name)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self._fd).st_ino != os.stat(name).st_ino:  # its owner has just removed it
                 raise BlockingIOError

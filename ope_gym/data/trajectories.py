@@ -19,7 +19,7 @@ from ope_gym.data import spaces
 from ope_gym.data.checks import checked
 from ope_gym.data.database import SeenFile
 from ope_gym.data.schedules import PolicyTable, Schedule
-from ope_gym.data.schema import Chunk, Columns, Floats, Ints, join, latest_episodes, renumber, take
+from ope_gym.data.schema import Chunk, Columns, Floats, Ints, join, renumber, take
 from ope_gym.data.spaces import Space
 from ope_gym.data.store import Store, require_closed
 from ope_gym.data.stored import StoredEpisodes, read_stored
@@ -81,10 +81,7 @@ class Viewable:
             whole("last", last)
         if held_out is not None and not isinstance(held_out, bool | np.bool_):
             raise refusal("held_out", held_out, "give True, False or None")
-        if episodes is not None:
-            chosen = _episode_indices(episodes, len(data))
-        else:
-            chosen = np.arange(len(data)) if last is None else latest_episodes(data, last)
+        chosen = np.arange(len(data)) if episodes is None else _episode_indices(episodes, len(data))
         first = data.first_policies[chosen]
         keep = np.ones(len(chosen), dtype=bool)
         if policies is not None:
@@ -97,8 +94,8 @@ class Viewable:
                     f"{len(data.policies)} policies"
                 )
             keep &= np.isin(first, wanted)
-        if last is not None and episodes is not None:
-            keep &= np.isin(first, data.first_policies[latest_episodes(data, last)])
+        if last is not None:
+            keep &= np.isin(first, np.unique(data.first_policies)[-last:])
         if held_out is not None:
             keep &= data.held_out[chosen] == held_out
         return take(data, chosen[keep])
