@@ -62,6 +62,8 @@ def tails_of(path: str) -> list[str]:
 
 
 def _names(path: str) -> list[str]:
+    if sys.platform == "win32":  # it has no locks that a fork does not inherit
+        return []
     return [f"{path}-tail{i}" for i in range(1, _MOST_TAILS + 1)]
 
 
@@ -97,8 +99,6 @@ class Tail:
     @classmethod
     def new(cls, path: str) -> Tail | None:
         """Return an empty tail for a file; None where there can be none."""
-        if sys.platform == "win32":  # it has no locks that a fork does not inherit
-            return None
         for name in _names(path):
             try:
                 tail = cls(name, create=True)
