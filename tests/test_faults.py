@@ -535,6 +535,23 @@ def test_a_full_standard_output_is_an_error(coins: list[str]) -> None:
     ]
 
 
+def test_close_says_that_a_file_could_never_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("wrappers.recording.file.Store", full)
+    env = recorder(tmp_path / "run")
+    with pytest.warns(UserWarning, match="No space left on device"):
+        loop(env, (Uniform(2),))
+    with pytest.raises(OSError, match="2 episodes are in the buffer, but not in the file"):
+        env.close()
+    monkeypatch.undo()
+    env.close()  # there is room again
+    assert len(load(tmp_path / "run")) == 2
+
+
 # The state of a duel -------------------------------------------------------------------------
 
 

@@ -145,13 +145,7 @@ class EpisodeFile:
     def write(self) -> None:
         """Write the policies, changes and episodes that the file lacks."""
         with held_back(), self._attempt():
-            try:
-                self._write()
-            except (LostFileError, DamagedFileError) as error:
-                if self._store is None:  # it could not be opened
-                    raise
-                self._begin_another(error)
-                self._write()
+            self._write_all()
 
     def close(self) -> None:
         """Write what the file lacks, and release it; a later write opens it again."""
@@ -159,8 +153,8 @@ class EpisodeFile:
             return
         for loop in self._loops:
             len(loop.buffer)  # hands over what waits
-        self.write()
         with held_back(), self._attempt(last=True):
+            self._write_all()
             if self._store is not None:
                 self._store.close()
 
@@ -175,6 +169,16 @@ class EpisodeFile:
         loops = [_Loop(loop.buffer, loop.changes) for loop in self._loops]
         fresh = {"_store": None, "_queue": [], "_policies": PolicyTable(), "_loops": loops}
         return self.__dict__ | fresh
+
+    def _write_all(self) -> None:
+        """Write what is missing, to another file if this one was lost."""
+        try:
+            self._write()
+        except (LostFileError, DamagedFileError) as error:
+            if self._store is None:  # it could not be opened
+                raise
+            self._begin_another(error)
+            self._write()
 
     def _write(self) -> None:
         if self._store is None:
@@ -235,7 +239,10 @@ class EpisodeFile:
             yield
         except OSError as error:
             waiting = sum(len(episodes) for _, episodes in self._queue)
-            waiting += self._store.waiting if self._store is not None else 0
+            if self._store is not None:
+                waiting += self._store.waiting
+            elif not self._queue:  # the file was never made
+                waiting = sum(TrajectoryBuffer.__len__(loop.buffer) for loop in self._loops)
             reason = (
                 f"{error.strerror or error}: {waiting} episodes are in the buffer, but not in the "
                 "file; the next write or close tries again, and buffer.save can put episodes "
