@@ -37,6 +37,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -506,5 +507,12 @@ def _silent(args: Args) -> bool | None:
     return True if args.quiet else None
 
 
+def _say_once(args: threading.ExceptHookArgs) -> None:
+    """Leave a full disk, which TensorBoard's thread hits first, to the line that `main` prints."""
+    if not issubclass(args.exc_type, OSError):
+        threading.__excepthook__(args)
+
+
 if __name__ == "__main__":
+    threading.excepthook = _say_once
     stopping.run(main)
