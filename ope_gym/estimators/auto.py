@@ -21,9 +21,9 @@ actions that no episode shows, where it can be off by b_u (`marginal.Support`):
 b_M^2 = b_g^2 + b_u^2. Its variance is at least that of pooled residuals.
 
 c and s have the least mean square error. c is the slope of psi_N on psi_N - psi_W, psi influence
-values with clipped weights, 0 with a useless q model; over 1 + b^2 / S^2, b and S those of the gap
-N - W, unless the weights have lost a part: then N is no yardstick. With Var A as the intervals of
-ess-t see it, and no smaller than that of ESS returns, because less is luck,
+values with clipped weights: 0 with a useless q model. (A bias of W by its distance from N gains
+nothing, and costs where W is exact.) With Var A as the intervals of ess-t see it, and no smaller
+than that of ESS returns, because less is luck,
 
     s = (Var A + b_A^2 - Cov) / (Var A + b_A^2 + Var M + b_M^2 - 2 Cov),   within [0, 1]
 
@@ -276,8 +276,7 @@ def blend_of_weights(column: Column, setting: Setting) -> Steps[tuple[Computed, 
     else:
         clipped_sums = _clipped(calmer, setting)
         plain, robust, (calm, clipped) = yield from together(nfis, fwdr, clipped_sums)
-    bias = 0.0 if lost_weight(plain.weights) else _bias_of_correction(plain, robust, setting.groups)
-    c = slope(calm.influence, robust.influence, setting.groups, bias)
+    c = slope(calm.influence, robust.influence, setting.groups)
     report = {"c": c, "truncated": clipped}
     if c == 0.0:
         return dataclasses.replace(plain, report=report), plain
@@ -314,25 +313,8 @@ def clip_of(columns: Columns, n: int) -> Clip | None:
         return Clip(np.asarray(columns.peak + np.log(sums) - 0.5 * np.log(n)))
 
 
-def _bias_of_correction(plain: Computed, robust: Computed, groups: IntArray) -> float:
-    """Return the squared bias of W, by its distance from N, over the variance of that distance."""
-    gap = plain.value - robust.value
-    if not np.isfinite(gap) or gap == 0.0:
-        return 0.0
-    with np.errstate(over="ignore"):
-        error = cautious_error((plain.influence - robust.influence) / gap, groups)
-    return squared_bias(1.0 / error, 1.0) if error > 0.0 else 0.0
-
-
-def slope(plain: FloatArray, corrected: FloatArray, groups: IntArray, bias: float = 0.0) -> float:
-    """Return the c in [0, 1] for which (1 - c) plain + c corrected has the least error in groups.
-
-    Args:
-        plain: (n,) influence values.
-        corrected: (n,) those of the estimate with a correction.
-        groups: (n,) groups of like trajectories.
-        bias: Squared bias of the latter, over the variance of the correction.
-    """
+def slope(plain: FloatArray, corrected: FloatArray, groups: IntArray) -> float:
+    """Return the c in [0, 1] for which (1 - c) plain + c corrected varies least within groups."""
     groups = join_single(groups)  # else groups of one would not count
     base = centre(plain, groups)
     with np.errstate(invalid="ignore"):  # of values that are not finite
@@ -341,4 +323,4 @@ def slope(plain: FloatArray, corrected: FloatArray, groups: IntArray, bias: floa
     if not np.isfinite(largest) or largest == 0.0:
         return 0.0
     base, change = base / largest, change / largest  # their squares could leave the floats
-    return float(np.clip(base @ change / float(change @ change) / (1.0 + bias), 0.0, 1.0))
+    return float(np.clip(base @ change / float(change @ change), 0.0, 1.0))
