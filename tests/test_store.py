@@ -953,6 +953,41 @@ def test_a_torn_or_foreign_tail_is_noticed(tmp_path: Path, played: Trajectories)
         assert_identical(Trajectories.load(other), recording())
 
 
+@pytest.mark.parametrize("lost", ["episodes", "policy", "change"])
+def test_episodes_that_a_damaged_log_lacks_are_counted(
+    lost: str, tmp_path: Path, played: Trajectories
+) -> None:
+    """SQLite reads a log up to the damage and says nothing; the tail knows what followed."""
+    path = tmp_path / "run"
+    with looping(path, played) as file:
+        at = path.with_name("run-wal").stat().st_size + 100
+        if lost == "episodes":
+            file.append(played.select(episodes=[1, 2]), kept=0)
+            file.append(played.select(episodes=[3]), kept=0)
+        else:
+            policy = file.add_policy(Uniform(2)) if lost == "policy" else 0
+            file.change(0, 2, policy, mid_episode=True)
+            file.flush()
+        assert keep(file, played.select(episodes=[4, 5]))
+        copy = as_if_killed(path)
+    log = copy.with_name("run-wal")
+    content = bytearray(log.read_bytes())
+    content[at] ^= 1
+    log.write_bytes(content)
+    words, left = {
+        "episodes": (
+            "and 3 episodes are missing before the latest 2, which were taken in",
+            [0, 4, 5],
+        ),
+        "policy": ("cannot be taken into .*run: .*and with them which policies acted", [0]),
+        "change": ("cannot be taken into .*run: .*and with them which policies acted", [0]),
+    }[lost]
+    with pytest.warns(UserWarning, match=words) as told:
+        assert_identical(Trajectories.load(copy), played.select(episodes=left))
+    assert len(told) == 1
+    assert sorted(os.listdir(copy.parent)) == ["run", *["run-tail1"] * (lost != "episodes")]
+
+
 def test_a_forged_tail_is_no_crash(tmp_path: Path, played: Trajectories) -> None:
     with looping(tmp_path / "run", played) as file:
         assert keep(file, played.select(episodes=[1, 2]))

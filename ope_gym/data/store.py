@@ -21,6 +21,7 @@ import secrets
 import sqlite3
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -104,7 +105,7 @@ class Store:
         self._new_changes: list[tuple[int, int, int, bool]] = []
         self._waiting: list[Columns] = []
         self._tails: dict[int, Tail] = {}  # of the loops
-        self._kept: set[int] = set()  # loops whose tails hold what waits
+        self._kept: Counter[int] = Counter()  # episodes that wait, of loops whose tails hold them
         self._all_answer = True  # whether the file holds all that its policies need
         self._small = 0  # chunks that may be merged
         self._synced = time.monotonic()
@@ -194,7 +195,7 @@ class Store:
         """
         self._waiting.append(episodes)
         if kept is not None:
-            self._kept.add(kept)
+            self._kept[kept] += len(episodes)
         self.flush()
 
     @property
@@ -256,7 +257,7 @@ class Store:
         due = now - self._synced > _SYNC_SECONDS and not (self._whole or db.in_transaction)
         policies, loops, small = self._policies, self._loops, self._small
         self._add_tails()
-        done = [x for loop, x in self._tails.items() if loop in self._kept or not x.batch]
+        done = {i: x for i, x in self._tails.items() if i in self._kept or not x.pending}
         if self._new_policies or self._new_changes:  # which count when they are in the file
             policies, loops = list(policies), dict(loops)
         with explained(self.path):
@@ -267,7 +268,7 @@ class Store:
                     if self._new_policies or self._new_changes:
                         self._write_changes(db, policies, loops)
                     small += self._write_waiting(db, policies, loops)
-                    batches_done = [(tail.owner, tail.batch) for tail in done]
+                    batches_done = [(tail.owner, tail.batch) for tail in done.values()]
                     db.executemany("INSERT OR REPLACE INTO tails VALUES (?,?)", batches_done)
                     if small >= _MERGE_ROWS:
                         small = _merge(db, self.path, self._spaces)
@@ -275,9 +276,13 @@ class Store:
                 if due:
                     db.execute("PRAGMA synchronous=NORMAL")
         self._policies, self._loops, self._small = policies, loops, small
-        self._new_policies, self._new_changes, self._waiting, self._kept = [], [], [], set()
-        for tail in done:
-            tail.begin_batch()
+        for loop, *_ in self._new_changes:
+            if loop in self._tails:
+                self._tails[loop].changes += 1
+        for loop, tail in done.items():
+            tail.begin_batch(self._kept[loop])
+        self._new_policies, self._new_changes, self._waiting = [], [], []
+        self._kept.clear()
         self._synced = now if due else self._synced
 
     def _add_tails(self) -> None:

@@ -499,15 +499,40 @@ def _write_missing(file: SeenFile, entries: Sequence[Entry]) -> None:
     listed = _read(file, False)
     with explained(file.name), contextlib.closing(connect(file.path, "mode=rw")) as db:
         check_tables(db, file.name)
-        with transaction(db):
-            row = db.execute("SELECT batch FROM tails WHERE owner=?", (owner,)).fetchone()
-            if row is None:
-                raise ValueError("it belongs to another file; delete it if you do not have that")
-            for entry in entries if row[0] < batch else ():
-                data, roster = _completed(listed, entry)
-                write_episodes(db, data, roster)
-            db.execute("UPDATE tails SET batch=? WHERE owner=?", (batch, owner))
-        close_log(db)
+        try:
+            with transaction(db):
+                row = db.execute("SELECT batch FROM tails WHERE owner=?", (owner,)).fetchone()
+                if row is None:
+                    raise ValueError(
+                        "it belongs to another file, or the log with the beginning of its record "
+                        "is lost; delete it if you do not have that"
+                    )
+                if row[0] < batch - 1:
+                    _tell_gap(db, file, entries)
+                for entry in entries if row[0] < batch else ():
+                    data, roster = _completed(listed, entry)
+                    write_episodes(db, data, roster)
+                db.execute("UPDATE tails SET batch=? WHERE owner=?", (batch, owner))
+        finally:
+            close_log(db)
+
+
+def _tell_gap(db: sqlite3.Connection, file: SeenFile, entries: Sequence[Entry]) -> None:
+    """Warn of episodes missing before a batch; raise if it is unknown who acted in the batch."""
+    last, latest = entries[-1], sum(len(entry.roster) for entry in entries)
+    counts = (
+        "SELECT count(*) FROM episodes WHERE loop=?",
+        "SELECT count(*) FROM changes WHERE loop=?",
+    )
+    loop = int(last.roster[0, 4])
+    episodes, changes = (db.execute(count, (loop,)).fetchone()[0] for count in counts)
+    gap = (
+        f"the log {file.name}-wal was damaged or incomplete, and "
+        f"{max(last.episodes - episodes, 0):,} episodes are missing before the latest {latest:,}"
+    )
+    if changes < last.changes:
+        raise ValueError(f"{gap}, and with them which policies acted in these; delete the tail")
+    warnings.warn(f"{gap}, which were taken in", UserWarning, stacklevel=6)
 
 
 def _completed(listed: StoredEpisodes, entry: Entry) -> tuple[Columns, Ints]:

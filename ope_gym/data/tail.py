@@ -8,6 +8,11 @@ The next batch overwrites the tail from its start. Each recorder has a tail of i
 a tail without a lock is that of a killed one, and whoever opens the file next takes its latest
 batch in, unless the file says that it has it.
 
+SQLite reads a damaged log up to the damage, and says nothing of what follows. Each entry therefore
+counts the episodes and changes of policy of its loop that the file has before it. Where the number
+of the batch shows a gap, a warning says how many episodes are missing; if changes are, too, nobody
+knows who acted in the batch, and it stays where it is.
+
 A tail is a row of entries: head, layout, rows of episodes, columns as in a chunk. It ends where the
 batch or the CRC-32 of an entry is not the expected one: a power cut may have torn it.
 """
@@ -34,7 +39,7 @@ if sys.platform != "win32":
 
 MOST_BYTES = 2**22  # of a batch: more than a second of fast environments, and little for any disk
 _MOST_TAILS = 8  # recorders of one file that have one; further ones write transactions
-_HEAD = struct.Struct("<6qI")
+_HEAD = struct.Struct("<8qI")
 _open_tails: weakref.WeakSet[Tail] = weakref.WeakSet()
 
 
@@ -44,6 +49,8 @@ class Entry(NamedTuple):
     Args:
         owner: Number of the recorder in the table `tails`.
         batch: Number of the batch.
+        episodes: Episodes of its loop in the file when the batch began.
+        changes: Changes of the policy of its loop in the file.
         layout: Layout of the columns.
         roster: (n, 5) rows of the episodes as `read_roster` returns them.
         data: Columns.
@@ -51,6 +58,8 @@ class Entry(NamedTuple):
 
     owner: int
     batch: int
+    episodes: int
+    changes: int
     layout: str
     roster: Ints
     data: bytes
@@ -82,6 +91,7 @@ class Tail:
         self.name = name
         self.owner = secrets.randbits(62)
         self.batch = 0  # the first batch begins when the file knows the owner
+        self.episodes = self.changes = 0  # of its loop, in the file
         self._at = 0
         mode = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         self._fd = os.open(name, mode | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # no link, no pipe
@@ -115,7 +125,8 @@ class Tail:
         """Write an entry; return whether it is there."""
         text = layout.encode()
         payload = b"".join((text, roster.tobytes(), data))
-        numbers = (self.owner, self.batch, len(text), 40 * len(roster), len(data), len(roster))
+        counts = (self.owner, self.batch, self.episodes, self.changes)
+        numbers = (*counts, len(text), 40 * len(roster), len(data), len(roster))
         entry = _HEAD.pack(*numbers, _checksum(numbers, payload)) + payload
         if self._at + len(entry) > MOST_BYTES:
             return False
@@ -128,9 +139,10 @@ class Tail:
         self._at += written
         return True
 
-    def begin_batch(self) -> None:
-        """Begin the next batch: the file has all entries so far."""
+    def begin_batch(self, episodes: int) -> None:
+        """Begin the next batch: the file has all entries so far, which are so many episodes."""
         self.batch, self._at = self.batch + 1, 0
+        self.episodes += episodes
 
     @property
     def pending(self) -> bool:
@@ -143,9 +155,9 @@ class Tail:
         at, expected = 0, None
         while at + _HEAD.size <= len(content):
             *numbers, crc = _HEAD.unpack_from(content, at)
-            owner, batch, *sizes, n = numbers
+            owner, batch, episodes, changes, *sizes, n = numbers
             begin, end = at + _HEAD.size, at + _HEAD.size + sum(sizes)
-            if min(sizes) < 0 or end > len(content) or sizes[1] != 40 * n:
+            if min(sizes) < 0 or end > len(content) or n < 1 or sizes[1] != 40 * n:
                 return
             right = crc == _checksum(numbers, content[begin:end])
             if not right or expected not in (None, (owner, batch)):
@@ -153,7 +165,8 @@ class Tail:
             expected = owner, batch
             rows, data = begin + sizes[0], end - sizes[2]
             roster = np.frombuffer(content[rows:data], "<i8").reshape(-1, 5).astype(np.int64)
-            yield Entry(owner, batch, content[begin:rows].decode(), roster, content[data:end])
+            layout, columns = content[begin:rows].decode(), content[data:end]
+            yield Entry(owner, batch, episodes, changes, layout, roster, columns)
             at = end
 
     def remove(self) -> None:
