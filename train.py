@@ -58,6 +58,8 @@ from ope_gym.analysis.overlap import overlap
 from ope_gym.cli import coloured
 from ope_gym.commands.inputs import Choices, Name, Output, folder
 from ope_gym.commands.signature import Command, as_options, described
+from ope_gym.data.stored import read_stored
+from ope_gym.data.tail import tails_of
 from ope_gym.estimators.table import estimator_names
 from ope_gym.inference.intervals import KINDS
 from ope_gym.online import FreeEstimate, FreeEvaluation
@@ -412,25 +414,33 @@ def main(arguments: list[str] | None = None) -> int:
         words = as_options(" ".join(str(error).split()), {"agent": args.agent} if args else {})
         print(f"train.py: {words}", file=sys.stderr)
         return 2
+    words, code = "", 0
     try:
         with warnings.catch_warnings():  # a full disk also ends the run, and is said once
             warnings.filterwarnings("ignore", ".*but not in the file", UserWarning)
-            return conduct(run) if isinstance(run, Run) else conduct_deep(run, args, logdir)
+            code = conduct(run) if isinstance(run, Run) else conduct_deep(run, args, logdir)
     except KeyboardInterrupt:
-        print(f"\nstopped; {kept(logdir)}", file=sys.stderr)
-        return stopping.exit_code()
+        words, code = "stopped", stopping.exit_code()
     except OSError as error:
-        print(f"\ntrain.py: {error}; {kept(logdir)}", file=sys.stderr)
-        return 2
+        words, code = f"train.py: {error}", 2
     finally:
-        with contextlib.suppress(OSError):  # it has been said
+        try:
             run.close()
+        except OSError as error:  # episodes that never fitted
+            words, code = words or f"train.py: {error}", code or 2
+    if words:
+        print(f"\n{words}; {kept(logdir)}", file=sys.stderr)
+    return code
 
 
 def kept(logdir: Path) -> str:
     """Say where the episodes of a run are that did not come to its end."""
     recorded = logdir / "episodes.ope"
-    return f"the episodes are in {recorded}" if recorded.exists() else "nothing was recorded"
+    with contextlib.suppress(OSError, ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a tail that does not fit into its file
+        if len(read_stored(recorded)) or tails_of(str(recorded)):
+            return f"the episodes are in {recorded}"
+    return "nothing was recorded"
 
 
 def conduct_deep(agent: deep.DeepAgent, args: Args, logdir: Path) -> int:

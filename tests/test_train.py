@@ -1,6 +1,7 @@
 """train.py and `python -m ope_gym` as a user runs them."""
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -415,6 +417,27 @@ def test_a_run_that_is_stopped_before_it_records(
     assert train.main(small(tmp_path, *SEEDED)) == 130
     assert capsys.readouterr().err == "\nstopped; nothing was recorded\n"
     assert not list(tmp_path.glob("*/episodes.ope"))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_whose_episodes_never_fit_on_the_disk_says_so(
+    ends: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def conduct(run: train.Run) -> int:
+        (run.logdir / "episodes.ope").touch()  # as far as it came
+        if ends:
+            return 0
+        raise full
+
+    monkeypatch.setattr(train, "conduct", conduct)
+    monkeypatch.setattr(train.Run, "close", mock.Mock(side_effect=full))
+    assert train.main(small(tmp_path, *SEEDED)) == 2
+    assert capsys.readouterr().err == f"\ntrain.py: {full}; nothing was recorded\n"
 
 
 @posix
