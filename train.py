@@ -35,12 +35,10 @@ if __name__ == "__main__":
 
 import contextlib
 import dataclasses
-import math
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -48,13 +46,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import gymnasium as gym
-import numpy as np
-from tqdm import tqdm
 
-import ope_gym
 from agents import Agent, deep, make_agent
-from ope_gym import Evaluation, Trajectories
-from ope_gym.analysis.overlap import overlap
+from agents.small import Plan, SmallRun
 from ope_gym.cli import coloured
 from ope_gym.commands.inputs import Choices, Name, Output, folder
 from ope_gym.commands.signature import Command, as_options, described
@@ -62,20 +56,12 @@ from ope_gym.data.stored import read_stored
 from ope_gym.data.tail import tails_of
 from ope_gym.estimators.table import estimator_names
 from ope_gym.inference.intervals import KINDS
-from ope_gym.online import FreeEstimate, FreeEvaluation
 from ope_gym.options import Q_MODELS, Options
-from ope_gym.report import text
-from ope_gym.report.free_values import in_words
-from wrappers import collect
-from wrappers.free import FreeRecorder
-from wrappers.vector import RecordTrajectories
+from ope_gym.report.training import fresh_value
 
-SHOWN = ("auto", "NFIS")  # in the table, where no estimators are named
-STORED = ("paper",)  # in the event file and in JSON: those of the paper, and auto
 LIMIT = 1000  # steps of an episode where nothing else ends it: the usual limit of Gymnasium's own
 ENDS = ("Blackjack-v1",)  # by itself, after a few steps
-TRUTH, DEEP_TRUTH = 1000, 100  # new episodes of the final policy; a network is slower
-WEIGHTED = "By importance weights, which need whole episodes:"
+OPTIONS = ("gamma", "interval", "level", "seed", "q_model")  # of `ope_gym.evaluate`
 ASKED = "stopping after this policy; Ctrl-C again stops at once"
 
 
@@ -108,7 +94,7 @@ class Args:
         logdir: Folder of TensorBoard runs.
         save: File for all recorded episodes.
         json: File for the evaluation.
-        quiet: Show no progress bars.
+        quiet: Print the result alone: no progress bars, and no line of each evaluation.
     """
 
     env: Annotated[str, "ID"] = "CartPole-v1"
@@ -143,20 +129,6 @@ class Args:
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"held_out is {self.held_out}; give a share within [0, 1)")
 
-    @property
-    def updates(self) -> int:
-        """Updates of the agent."""
-        return self.policies if self.iterations is None else self.iterations
-
-    @property
-    def recorded(self) -> int:
-        """Episodes recorded with each policy."""
-        return max(round(self.rollouts / (1.0 - self.held_out)), self.rollouts)
-
-    def fresh(self, usual: int) -> int:
-        """Return how many new episodes of the final policy to play."""
-        return usual if self.truth_episodes is None else self.truth_episodes
-
 
 def parse(words: list[str] | None = None) -> Args:
     """Read the command line as `Args`; raise ValueError with a message for wrong values."""
@@ -186,171 +158,6 @@ def make_envs(args: Args, episodes: int) -> gym.vector.VectorEnv[Any, Any, Any]:
     return gym.make_vec(args.env, count, vectorization_mode="sync", wrappers=wrappers, **limit)
 
 
-@dataclass
-class Run:
-    """One training run of a small agent: its recorder, and the streams of its randomness."""
-
-    args: Args
-    agent: Agent
-    env: RecordTrajectories
-    free: FreeEvaluation
-    logdir: Path
-    rng: np.random.Generator
-    done: int = 0  # finished iterations
-    latest: tuple[int, Evaluation] | None = None  # with the iterations finished by then
-    step_by_step: FreeEstimate | None = None  # the value of the same policy from single steps
-
-    def data(self) -> Trajectories:
-        """Return the episodes that the evaluation may use."""
-        record = self.env.buffer.view()
-        last = np.unique(record.first_policies)[-self.args.policies :].tolist()
-        return record.select(policies=last, held_out=True if self.args.held_out > 0 else None)
-
-    def close(self) -> None:
-        """Close the recorder."""
-        self.env.close()
-
-    def seed(self) -> int:
-        """Return the next seed for resets."""
-        return int(self.rng.integers(1 << 31))
-
-    def iterate(self) -> float:
-        """Record with the current policy and learn from it; return the mean return."""
-        first = len(self.env.buffer)
-        collect(self.env, self.agent.policy, self.args.recorded, self.rng, seed=self.seed())
-        fresh = self.env.buffer.view().select(episodes=np.arange(first, len(self.env.buffer)))
-        self.agent.learn(fresh.select(held_out=False))
-        self.done += 1
-        return float(fresh.returns(self.args.gamma).mean())
-
-    def evaluate(self) -> Evaluation:
-        """Evaluate the current policy on the episodes recorded so far, once an iteration."""
-        if self.latest is not None and self.latest[0] == self.done:
-            return self.latest[1]
-        args = self.args
-        evaluation = ope_gym.evaluate(
-            self.data(),
-            self.agent.policy,
-            args.estimators or STORED,
-            held_out=False,  # `data` has chosen
-            gamma=args.gamma,
-            interval=args.interval,
-            level=args.level,
-            seed=args.seed,
-            q_model=args.q_model,
-        ).named(f"policy {self.env.follow(self.agent.policy)}")  # as files number it
-        self.latest = self.done, evaluation
-        self.step_by_step = self.free.evaluate(self.done)  # of the policy that is followed
-        self.free.settle()  # provisional values that were wrong make the next ones less sure
-        return evaluation
-
-
-def train(run: Run, writer: Any, stopping_asked: Callable[[], bool]) -> None:
-    """Run all iterations until a stop is asked; evaluate each new policy from the data so far."""
-    bar = tqdm(total=run.args.updates, desc="training", unit="policy", disable=_silent(run.args))
-    with bar:
-        for iteration in range(run.args.updates):
-            if stopping_asked():
-                break
-            mean_return = run.iterate()
-            writer.add_return(mean_return, iteration)
-            if len(run.data()):
-                writer.add_evaluation(run.evaluate(), iteration + 1)
-            bar.set_postfix(mean_return=f"{mean_return:.4g}")
-            bar.update()
-
-
-def fresh_rollouts(run: Run) -> tuple[float, float]:
-    """Return the mean return of new episodes of the policy, and its standard error."""
-    args, episodes = run.args, run.args.fresh(TRUTH)
-    env = RecordTrajectories(make_envs(args, episodes))
-    bar = tqdm(total=episodes, desc="fresh rollouts", unit="ep", disable=_silent(args))
-    with bar:
-        collect(
-            env,
-            run.agent.policy,
-            episodes,
-            run.rng,
-            seed=run.seed(),
-            on_episode=lambda *_: bar.update(),
-        )
-    returns = env.buffer.view().returns(args.gamma)
-    env.close()
-    return mean_and_error(returns)
-
-
-def mean_and_error(returns: Any) -> tuple[float, float]:
-    """Return the mean of returns and its standard error."""
-    error = float(returns.std(ddof=1) / np.sqrt(returns.size)) if returns.size > 1 else np.nan
-    return float(returns.mean()), error
-
-
-def report(run: Run, evaluation: Evaluation, truth: tuple[float, float] | None) -> str:
-    """Return the closing words: the surer value and the other one, truth, where things are."""
-    args = run.args
-    shown = evaluation.select(SHOWN) if args.estimators is None else evaluation
-    table = shown.table(*truth) if truth else shown.table()
-    lines = ["", unreached(run)] if unreached(run) else [""]
-    free = run.step_by_step
-    if free is None or lines[-1]:
-        lines.append(table)
-    elif is_surer(free, evaluation):
-        verb = "" if free.verdict.colour == "red" else "is "
-        headline = f"{text.sentence(evaluation.target)} {verb}{in_words(free, args.level)}"
-        lines += [
-            text.wrap(headline, ""),
-            "",
-            "By importance weights, which need whole episodes:",
-            table,
-        ]
-    else:
-        words = in_words(free, args.level)
-        lines += [table, text.wrap(f"step by step, as OPECallback values a policy: {words}")]
-    if truth:
-        lines.append(fresh_line(args.fresh(TRUTH), truth))
-    lines.append(
-        f"The learner never saw these episodes of {args.env}, so these numbers are not optimistic."
-        if args.held_out > 0
-        else f"The policy was trained on these episodes of {args.env}, so all of this is "
-        "optimistic; --held-out 0.5 keeps episodes apart."
-    )
-    return "\n".join([*lines, places(args, run.logdir)])
-
-
-def is_surer(free: FreeEstimate, evaluation: Evaluation) -> bool:
-    """Return whether the value from single steps comes first: if not red, by its error."""
-    colours = free.verdict.colour, evaluation.best.verdict.colour
-    if "red" in colours and colours[0] != colours[1]:
-        return colours[1] == "red"
-    return bool(free.fresh_episodes > np.nan_to_num(evaluation.best.fresh_episodes))
-
-
-def unreached(run: Run) -> str:
-    """Return the words for a run in which all episodes came to the same; "" for others."""
-    returns = run.env.buffer.returns()
-    if np.ptp(returns) > 0:
-        return ""
-    return text.wrap(
-        f"Nothing was learned: all {len(returns):,} episodes returned {returns[0]:g}, so whatever "
-        f"{run.args.env} rewards was never reached, and nothing tells a good action from a bad "
-        "one. More --rollouts may reach it by chance, or an --agent that explores in another way, "
-        "such as dqn or sac.",
-        "",
-    )
-
-
-def fresh_line(episodes: int, truth: tuple[float, float]) -> str:
-    """Say what the fresh episodes returned."""
-    return f"{episodes:,} fresh rollouts: {truth[0]:.4g} ± {truth[1]:.2g}"
-
-
-def places(args: Args, logdir: Path) -> str:
-    """Say where things are."""
-    episodes = logdir / "episodes.ope"
-    again = f"evaluate again: ope-gym evaluate {episodes} --target last\n"
-    return f"{again if episodes.exists() else ''}dashboard: tensorboard --logdir {args.logdir}"
-
-
 def small_agent(env: gym.Env[Any, Any], args: Args) -> Agent | None:
     """Return the agent that suits an environment; None for one of Stable-Baselines3."""
     why = f"--agent {args.agent} is"
@@ -365,41 +172,76 @@ def small_agent(env: gym.Env[Any, Any], args: Args) -> Agent | None:
     return None
 
 
-def make_run(args: Args, logdir: Path) -> Run | deep.DeepAgent:
-    """Make what trains: a small agent with its recorder, or an agent of Stable-Baselines3."""
+def make_run(args: Args, logdir: Path) -> SmallRun | deep.DeepRun:
+    """Make what trains and is evaluated, with a small agent or one of Stable-Baselines3."""
     try:
         made = gym.make(args.env, **time_limit(args.env))
     except Exception as error:  # whatever an environment's own code raises
         raise ValueError(f"{args.env} cannot be made: {error}") from error
-    with made as probe:
-        limit = probe.spec.max_episode_steps if probe.spec else None
-        agent = small_agent(probe, args)
-        box = probe.action_space
-        bounds = (box.low, box.high) if isinstance(box, gym.spaces.Box) else None
-    logdir.mkdir(parents=True, exist_ok=True)
-    if agent is None:
-        return deep.DeepAgent(
-            args.agent or "ppo",
-            partial(gym.make, args.env, **time_limit(args.env)),
-            folder=logdir,
-            timesteps=args.timesteps,
-            vector_envs=args.vector_envs,
-            seed=args.seed,
-            gamma=args.gamma,
-            level=args.level,
-            estimators=args.estimators or (SHOWN if args.json else None),
-        )
-    envs = make_envs(args, args.recorded)
-    free = FreeEvaluation(
-        envs.num_envs,
-        horizon=limit,
-        action_bounds=bounds,
+    with made as env:
+        agent = small_agent(env, args)
+        logdir.mkdir(parents=True, exist_ok=True)
+        if agent is not None:
+            return SmallRun(
+                agent,
+                env,
+                partial(make_envs, args),
+                Plan(
+                    updates=args.iterations or args.policies,
+                    policies=args.policies,
+                    recorded=max(round(args.rollouts / (1.0 - args.held_out)), args.rollouts),
+                    held_out=args.held_out,
+                    seed=args.seed,
+                    quiet=args.quiet,
+                ),
+                logdir,
+                args.estimators,
+                {name: getattr(args, name) for name in OPTIONS},
+            )
+    return deep.DeepRun(
+        args.agent or "ppo",
+        partial(gym.make, args.env, **time_limit(args.env)),
+        folder=logdir,
+        timesteps=args.timesteps,
+        vector_envs=args.vector_envs,
+        seed=args.seed,
         gamma=args.gamma,
         level=args.level,
-        seed=args.seed,
+        estimators=args.estimators or (("auto", "NFIS") if args.json else None),
+        quiet=args.quiet,
     )
-    env = FreeRecorder(envs, free, held_out=args.held_out, path=logdir / "episodes.ope")
-    return Run(args, agent, env, free, logdir, np.random.default_rng(args.seed))
+
+
+def conduct(run: SmallRun | deep.DeepRun, args: Args, logdir: Path) -> int:
+    """Train, evaluate and print; return the exit code.
+
+    The first Ctrl-C ends the training, and what was recorded is evaluated. A second one ends the
+    command, and so does SIGTERM.
+    """
+    code, truth = 0, None
+    try:
+        with stopping.interrupt_asks(ASKED) as asked:
+            run.train(asked)
+    except KeyboardInterrupt:
+        print(f"\nstopped after {run.progress}", file=sys.stderr)
+        run.save(args.save)
+        return stopping.exit_code()
+    if asked():
+        code = stopping.exit_code()
+        print(f"stopped after {run.progress}", file=sys.stderr)
+    run.save(args.save)
+    evaluation = run.evaluate()
+    if args.truth_episodes != 0 and not code:
+        try:
+            truth = fresh_value(run.fresh_returns(args.truth_episodes or run.fresh_episodes))
+        except KeyboardInterrupt:
+            code = stopping.exit_code()
+            print("\nstopped during the fresh rollouts", file=sys.stderr)
+    words = run.report(truth, dataclasses.asdict(args))
+    if args.json and evaluation is not None:
+        evaluation.to_json(args.json)
+    print(coloured(f"{words}{places(logdir)}"))
+    return code
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -418,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():  # a full disk also ends the run, and is said once
             warnings.filterwarnings("ignore", ".*but not in the file", UserWarning)
-            code = conduct(run) if isinstance(run, Run) else conduct_deep(run, args, logdir)
+            code = conduct(run, args, logdir)
     except KeyboardInterrupt:
         words, code = "stopped", stopping.exit_code()
     except OSError as error:
@@ -433,6 +275,13 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
+def places(logdir: Path) -> str:
+    """Say where things are."""
+    episodes = logdir / "episodes.ope"
+    again = f"evaluate again: ope-gym evaluate {episodes} --target last\n"
+    return f"{again if episodes.exists() else ''}dashboard: tensorboard --logdir {logdir.parent}"
+
+
 def kept(logdir: Path) -> str:
     """Say where the episodes of a run are that did not come to its end."""
     recorded = logdir / "episodes.ope"
@@ -441,80 +290,6 @@ def kept(logdir: Path) -> str:
         if len(read_stored(recorded)) or tails_of(str(recorded)):
             return f"the episodes are in {recorded}"
     return "nothing was recorded"
-
-
-def conduct_deep(agent: deep.DeepAgent, args: Args, logdir: Path) -> int:
-    """Train an agent of Stable-Baselines3, which says what its policy is worth; report the rest."""
-    with stopping.interrupt_asks(ASKED) as asked:
-        agent.learn(asked)
-    callback, lines = agent.callback, []
-    if args.save:
-        callback.trajectories().save(args.save)
-    if args.json and callback.report is not None:
-        callback.report.to_json(args.json)
-    episodes = args.fresh(DEEP_TRUTH)
-    if episodes and args.gamma == 1.0 and not asked():
-        lines.append(fresh_line(episodes, mean_and_error(agent.fresh_returns(episodes))))
-    print("\n".join([*lines, places(args, logdir)]))
-    return stopping.exit_code() if asked() else 0
-
-
-def conduct(run: Run) -> int:
-    """Train, evaluate and report; return the exit code.
-
-    The first Ctrl-C ends the training, and what was recorded is evaluated. A second one ends the
-    command, and so does SIGTERM.
-    """
-    from ope_gym.report.tensorboard import EvaluationWriter
-
-    args, code = run.args, 0
-    with EvaluationWriter(run.logdir) as writer:
-        try:
-            with stopping.interrupt_asks(ASKED) as asked:
-                train(run, writer, asked)
-        except KeyboardInterrupt:
-            print(f"\nstopped after {run.done} of {args.updates} policies", file=sys.stderr)
-            save(run)
-            return stopping.exit_code()
-        if asked():
-            code = stopping.exit_code()
-            print(f"stopped after {run.done} of {args.updates} policies", file=sys.stderr)
-        save(run)
-        if not len(run.data()):
-            print("train.py: no episode was held out; give a larger --held-out", file=sys.stderr)
-            return 2
-        evaluation = run.evaluate()
-        truth = None
-        if args.fresh(TRUTH) and not code:
-            try:
-                truth = fresh_rollouts(run)
-            except KeyboardInterrupt:
-                code = stopping.exit_code()
-                print("\nstopped during the fresh rollouts", file=sys.stderr)
-        writer.add_report(
-            evaluation,
-            run.done,
-            dataclasses.asdict(args),
-            overlap=overlap(run.data(), run.agent.policy),
-            truth=truth[0] if truth else None,
-            truth_error=truth[1] if truth else math.nan,
-        )
-    if args.json:
-        evaluation.to_json(args.json)
-    print(coloured(report(run, evaluation, truth)))
-    return code
-
-
-def save(run: Run) -> None:
-    """Save what was recorded, with the policy that is evaluated."""
-    run.env.follow(run.agent.policy)
-    if run.args.save:
-        run.env.buffer.save(run.args.save)
-
-
-def _silent(args: Args) -> bool | None:
-    """Return whether to hide progress bars; None: only where there is no terminal."""
-    return True if args.quiet else None
 
 
 def _say_once(args: threading.ExceptHookArgs) -> None:

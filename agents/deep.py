@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from ope_gym.arrays import FloatArray
+from ope_gym.report.training import Fresh
+from ope_gym.results import Evaluation
 
 INSTALL = 'pip install -e ".[sb3]" -c constraints.txt'
 _OFF_POLICY = ("dqn", "sac", "td3")
@@ -17,8 +21,8 @@ _TIMESTEPS, _OFF_POLICY_TIMESTEPS = 50_000, 10_000
 _BATCH = 2048  # timesteps of a rollout of PPO, from all environments: the default of one
 
 
-class DeepAgent:
-    """A model of Stable-Baselines3, with the callback that values its policy.
+class DeepRun:
+    """One training run of a model of Stable-Baselines3; a callback values its policy.
 
     Args:
         name: One of `NAMES`.
@@ -30,7 +34,10 @@ class DeepAgent:
         gamma: Discount of the value; the algorithm keeps its own.
         level: Confidence level of the intervals.
         estimators: Names of estimators that weigh the recorded episodes at the end, too.
+        quiet: Whether to leave out the line of each evaluation.
     """
+
+    fresh_episodes = 100  # of the final policy, to compare its value with: a network is slow
 
     def __init__(
         self,
@@ -44,6 +51,7 @@ class DeepAgent:
         gamma: float = 1.0,
         level: float = 0.95,
         estimators: str | Sequence[str] | None = None,
+        quiet: bool = False,
     ) -> None:
         import stable_baselines3
         import torch
@@ -77,19 +85,32 @@ class DeepAgent:
             level=level,
             path=folder / "episodes.ope" if recorded else None,
             recording=Recording(estimators=estimators) if recorded else None,
+            verbose=0 if quiet else 1,
         )
+        self._gamma, self._quiet = gamma, quiet
 
-    def learn(self, stop: Callable[[], bool]) -> None:
-        """Train, with a line for each evaluation and the result at the end; stop when asked."""
+    @property
+    def progress(self) -> str:
+        """How far the training has come."""
+        return f"{self.model.num_timesteps:,} of {self.timesteps:,} timesteps"
+
+    def train(self, stop: Callable[[], bool]) -> None:
+        """Train until a stop is asked for; the callback says what the policies are worth."""
         from stable_baselines3.common.callbacks import CallbackList, ConvertCallback
 
         asked = ConvertCallback(lambda local, world: not stop())
         self.model.learn(self.timesteps, callback=CallbackList([self.callback, asked]))
 
-    def fresh_returns(self, episodes: int) -> Any:
-        """Return the returns of new episodes of the policy as it acts, without a discount."""
+    def evaluate(self) -> Evaluation | None:
+        """Return what estimators made of the recorded episodes, where some were asked for."""
+        return self.callback.report
+
+    def fresh_returns(self, episodes: int) -> FloatArray:
+        """Return the returns of new episodes of the policy as it acts; none with a discount."""
         from stable_baselines3.common.evaluation import evaluate_policy
 
+        if self._gamma < 1.0:  # these have none
+            return np.empty(0)
         returns, _ = evaluate_policy(
             self.model,
             self._fresh_envs,
@@ -98,6 +119,16 @@ class DeepAgent:
             return_episode_rewards=True,
         )
         return np.array(returns)
+
+    def report(self, truth: Fresh | None, settings: Mapping[str, Any]) -> str:
+        """Return the value in words, unless the callback has printed it, and that of rollouts."""
+        lines = [self.callback.result() if self._quiet else "", str(truth or "")]
+        return "".join(f"{line}\n" for line in filter(None, lines))
+
+    def save(self, path: Path | None) -> None:
+        """Copy all recorded episodes to a file if one is named."""
+        if path:
+            self.callback.trajectories().save(path)
 
     def close(self) -> None:
         """Close the environments and the logger."""

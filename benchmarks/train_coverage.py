@@ -18,21 +18,25 @@ import numpy as np
 from tqdm import tqdm
 
 import train
+from agents.small import SmallRun
 from ope_gym import Evaluation
+from ope_gym.report.training import Fresh, fresh_value
 
 
-def one(env_id: str, seed: int, more: list[str]) -> tuple[Evaluation, tuple[float, float]]:
+def one(env_id: str, seed: int, more: list[str]) -> tuple[Evaluation, Fresh]:
     """Run train.py, and drop its files; return the evaluation and the mean of fresh rollouts."""
     args = train.parse(["--env", env_id, "--seed", str(seed), "--quiet", *more])
     with tempfile.TemporaryDirectory() as folder:
         run = train.make_run(args, Path(folder))
-        if not isinstance(run, train.Run):
+        if not isinstance(run, SmallRun):
             raise ValueError(f"{env_id} has no small agent")
-        for _ in range(args.updates):
+        for _ in range(run.plan.updates):
             run.iterate()
-        result = run.evaluate(), train.fresh_rollouts(run)
+        evaluation = run.evaluate()
+        truth = fresh_value(run.fresh_returns(args.truth_episodes or run.fresh_episodes))
         run.close()
-    return result
+    assert truth is not None
+    return evaluation, truth
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def main() -> None:
     args, more = parser.parse_known_args()
     found: dict[str, list[tuple[str, bool | None, float]]] = {}
     for seed in tqdm(range(args.first_seed, args.first_seed + args.seeds), unit="run"):
-        evaluation, (truth, error) = one(args.env, seed, more)
+        evaluation, (truth, error, _) = one(args.env, seed, more)
         for name, estimate in evaluation.items():
             low, high, se = estimate.interval.low, estimate.interval.high, estimate.standard_error
             width = np.hypot(1.0, error / se) if se > 0 else 1.0  # the fresh mean has its own error

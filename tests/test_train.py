@@ -27,6 +27,7 @@ import ope_gym
 import train
 from ope_gym.cli import main as command
 from ope_gym.files import DamagedFileError
+from ope_gym.report.training import is_surer
 
 ROOT = Path(__file__).parent.parent
 SEEDED = ("--seed", "3", "--vector-envs", "4", "--estimators", "NFIS", "BIS")
@@ -200,7 +201,7 @@ def test_the_surer_value_comes_first(
         return SimpleNamespace(verdict=SimpleNamespace(colour=colour), fresh_episodes=fresh)
 
     evaluation: Any = SimpleNamespace(best=judged(*weighted))
-    assert train.is_surer(judged(*free), evaluation) is first
+    assert is_surer(judged(*free), evaluation) is first
 
 
 def test_a_run_in_which_nothing_is_reached_says_so(
@@ -394,14 +395,14 @@ def test_a_signal_while_the_command_is_imported(number: signal.Signals, finished
 _SIGNAL_AT_EVALUATION = """
 import os, sys, train
 from ope_gym import stopping
-evaluate = train.Run.evaluate
+evaluate = train.SmallRun.evaluate
 signals = iter([None, *map(int, sys.argv[1].split())])  # the first evaluation is let alone
 def stopped(self):
     number = next(signals, None)
     if number is not None:
         os.kill(os.getpid(), number)
     return evaluate(self)
-train.Run.evaluate = stopped
+train.SmallRun.evaluate = stopped
 sys.argv = sys.argv[1:]
 stopping.run(train.main)
 """
@@ -410,7 +411,7 @@ stopping.run(train.main)
 def test_a_run_that_is_stopped_before_it_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(run: train.Run) -> int:
+    def stopped(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train, "conduct", stopped)
@@ -428,14 +429,14 @@ def test_a_run_whose_episodes_never_fit_on_the_disk_says_so(
 ) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def conduct(run: train.Run) -> int:
-        (run.logdir / "episodes.ope").touch()  # as far as it came
+    def conduct(run: object, args: object, logdir: Path) -> int:
+        (logdir / "episodes.ope").touch()  # as far as it came
         if ends:
             return 0
         raise full
 
     monkeypatch.setattr(train, "conduct", conduct)
-    monkeypatch.setattr(train.Run, "close", mock.Mock(side_effect=full))
+    monkeypatch.setattr(train.SmallRun, "close", mock.Mock(side_effect=full))
     assert train.main(small(tmp_path, *SEEDED)) == 2
     assert capsys.readouterr().err == f"\ntrain.py: {full}; nothing was recorded\n"
 

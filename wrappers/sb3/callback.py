@@ -396,15 +396,16 @@ class OPECallback(EventCallback):
         if weighed is not None:
             self.report, data = weighed
             self._log.report(self.model, self.report, data, gamma=self._gamma)
-        if not self.verbose:
-            return
+        if self.verbose:
+            print(self.result())
+
+    def result(self) -> str:
+        """Return what the run came to, as the training prints it at its end."""
         if not self.evaluations:
-            print(no_value(self.num_timesteps))
-            return
+            return no_value(self.num_timesteps)
         last, where = self.evaluations[-1], self._models.where
-        print("\n".join(closing_lines(last, self.best, level=self._level, saved=where)))
-        if self.report is not None:
-            print(f"{WEIGHTED}\n{self.report}")
+        lines = closing_lines(last, self.best, level=self._level, saved=where)
+        return "\n".join([*lines, *([f"{WEIGHTED}\n{self.report}"] if self.report else [])])
 
 
 def _check_names(names: Iterable[str]) -> None:
