@@ -88,7 +88,7 @@ class Args:
         interval: Kind of confidence interval: ess-t is Student's t with the effective sample size
             in place of n, percentile and bca are bootstraps.
         truth_episodes: New episodes of the final policy to compare the estimates with (default:
-            1,000; 100 of an agent of Stable-Baselines3).
+            1,000, or fewer where they are long; 100 of an agent of Stable-Baselines3).
         vector_envs: Environments stepped side by side (default: one per episode, at most 64; of
             Stable-Baselines3 8, or 1 for dqn, sac and td3).
         logdir: Folder of TensorBoard runs.

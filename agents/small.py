@@ -31,6 +31,9 @@ from wrappers.vector import RecordTrajectories
 
 _SHOWN = ("auto", "NFIS")  # in the table, where no estimators are named
 _STORED = ("paper",)  # in the event file and in JSON: those of the paper, and auto
+# New episodes of the final policy, and about how many steps they may take where environments are
+# stepped one by one: 20 seconds of MuJoCo.
+_FRESH, _FRESH_STEPS = 1000, 100_000
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,6 @@ class SmallRun:
         options: Further arguments of `ope_gym.evaluate`.
     """
 
-    fresh_episodes = 1000  # of the final policy, to compare its values with
-
     def __init__(
         self,
         agent: Agent,
@@ -105,6 +106,14 @@ class SmallRun:
     def progress(self) -> str:
         """How far the training has come."""
         return f"{self.iterations} of {self.plan.updates} policies"
+
+    @property
+    def fresh_episodes(self) -> int:
+        """How many new episodes of the final policy to compare its values with."""
+        if not isinstance(self.env.unwrapped, gym.vector.SyncVectorEnv):
+            return _FRESH
+        length = self.env.buffer.view().lengths[-self.plan.recorded :].mean()
+        return min(_FRESH, max(1, int(_FRESH_STEPS / length)))
 
     def train(self, stop: Callable[[], bool]) -> None:
         """Run all iterations, evaluating each new policy; stop after one if that is asked."""

@@ -22,6 +22,7 @@ from unittest import mock
 import gymnasium as gym
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ope_gym
 import train
@@ -78,6 +79,16 @@ def test_without_held_out_episodes_the_result_is_called_optimistic(
     assert "The policy was trained on these episodes of CartPole-v1" in text
     assert "data: in-sample, optimistic" in text
     assert "from truth" not in text
+
+
+def test_values_from_single_steps_have_the_tags_of_the_callback(finished: Path) -> None:
+    (run,) = finished.glob("runs/*")
+    events = EventAccumulator(str(run))
+    events.Reload()
+    for end in ("value", "low", "high"):
+        written = [scalar.step for scalar in events.Scalars(f"ope/provisional/{end}")]
+        assert written
+        assert set(written) <= {1, 2, 3}
 
 
 def test_file_holds_all_episodes_and_the_target(finished: Path) -> None:
@@ -226,6 +237,7 @@ def test_agents_of_stable_baselines3(
     printed = capsys.readouterr().out
     assert re.search(r"The policy after 2\d\d timesteps (is|may be) worth", printed)
     assert "2 fresh rollouts" in printed
+    assert not re.search(r"^\d+ timesteps: |Evaluations: ", printed, re.MULTILINE)  # quiet
     recorded = bool(list(tmp_path.glob("*/episodes.ope")))
     assert recorded == ("evaluate again" in printed)
 
