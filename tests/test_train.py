@@ -26,6 +26,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ope_gym
 import train
+from agents.small import SmallRun
 from ope_gym.cli import main as command
 from ope_gym.files import DamagedFileError
 from ope_gym.report.training import is_surer
@@ -448,7 +449,7 @@ def test_a_run_whose_episodes_never_fit_on_the_disk_says_so(
         raise full
 
     monkeypatch.setattr(train, "conduct", conduct)
-    monkeypatch.setattr(train.SmallRun, "close", mock.Mock(side_effect=full))
+    monkeypatch.setattr(SmallRun, "close", mock.Mock(side_effect=full))
     assert train.main(small(tmp_path, *SEEDED)) == 2
     assert capsys.readouterr().err == f"\ntrain.py: {full}; nothing was recorded\n"
 
