@@ -475,7 +475,7 @@ def test_a_trained_dqn_cannot_tell_whether_its_observations_were_normalised(
     dqn = stable.DQN("MlpPolicy", "CartPole-v1", buffer_size=50, learning_starts=10, **small)
     dqn.learn(60)
     dqn.save(tmp_path / "dqn.zip")
-    with pytest.warns(UserWarning, match=r"dqn.zip does not say whether .* VecNormalize: if so"):
+    with pytest.warns(UserWarning, match=r"dqn.zip does not say whether .* VecNormalize; if so"):
         assert as_policy(tmp_path / "dqn.zip") == as_policy(dqn)
     ppo = stable.PPO(
         "MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), n_steps=8, batch_size=8, **small

@@ -124,7 +124,7 @@ def test_a_click_on_a_step_shows_its_forest(
     browser, _ = board
     take(board, "ope", logdir.parent)
     after = click_step(browser, 2)
-    assert "Policy 2 may be worth " in after["title"]
+    assert "Policy 2 is worth " in after["title"]
     assert "step 2" in after["where"]
     assert "show the latest" in after["where"]
     assert after["forest"] != tab["forest"]

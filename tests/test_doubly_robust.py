@@ -338,7 +338,7 @@ def test_bad_baselines_are_named() -> None:
     bad[data.arrays.offsets[3] + 1] = np.nan
     with pytest.raises(ValueError, match="baseline q is nan at episode 3, step 1"):
         evaluate_log_probs(*data.arrays, estimators="DR", baseline=(bad, good))
-    with pytest.raises(ValueError, match=r"baseline has shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"baseline q has shape \(2,\)"):
         evaluate_log_probs(*data.arrays, estimators="DR", baseline=(good[:2], good))
     with pytest.raises(TypeError, match=r"q_model is the class LinearQ: give LinearQ\(\)"):
         evaluate(data.trajectories, data.target, estimators="DR", q_model=LinearQ)  # type: ignore[arg-type]

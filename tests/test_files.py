@@ -341,7 +341,7 @@ def test_held_out_episodes_of_schedules(tmp_path: Path) -> None:
 # The q model ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("features", [None, Polynomial(3), lambda x: np.tanh(np.asarray(x))])
+@pytest.mark.parametrize("features", [Polynomial(3), lambda x: np.tanh(np.asarray(x))])
 def test_linear_q_models_of_numbers(features: Any, tmp_path: Path) -> None:
     data, target = made(0, episodes=60, length=12), LinearSigmoid(np.full(3, 0.3))
     parts, model = split(data, 0, 5), LinearQ(features)
@@ -351,7 +351,8 @@ def test_linear_q_models_of_numbers(features: Any, tmp_path: Path) -> None:
     for name, estimate in found.items():
         assert estimate.replicates is not None
         if name != "MAGIC":  # its error is that of FWDR
-            error = estimate.standard_error
+            # replicates vary, a bias of the model does not
+            error = np.sqrt(estimate.standard_error**2 - estimate.bias**2)
             assert estimate.replicates.std() == pytest.approx(error, rel=0.2), name
 
 

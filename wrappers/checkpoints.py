@@ -122,7 +122,7 @@ def smooth(values: FloatArray, errors: FloatArray, draws: int = 0) -> tuple[Floa
         P = diag(1 / e^2) + D'D / tau^2,    mean = P^-1 (y / e^2),    D the differences.
 
     >>> smooth(np.array([20.0, 100, 200, 600, 400]), np.array([5.0, 10, 20, 200, 20]))[0].round()
-    array([ 20., 100., 204., 327., 398.])
+    array([ 20., 100., 201., 332., 397.])
 
     Args:
         values: (n,) estimates in order of time.

@@ -130,17 +130,19 @@ class BehaviourFit:
             },
             left=(0, 7),
         )
-        lines = [
+        head = (
             f"propensities estimated by {self.model}, cross-fitted in {folds} folds; log loss of "
-            f"left-out steps: {tried}",
-            *table,
-        ]
+            f"left-out steps: {tried}"
+        )
+        lines = [text.wrap(head), *table]
         if self.calibrated is False:
             lines.append(
-                "a slope below 1 says that the probabilities are too sure, above 1 that they are "
-                "too cautious: try another model, or more of what the loggers saw"
+                text.wrap(
+                    "a slope below 1 says that the probabilities are too sure, above 1 that they "
+                    "are too cautious: try another model, or more of what the loggers saw"
+                )
             )
-        return "\n".join(text.wrap(line) if " " * 8 not in line else line for line in lines)
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings; undefined numbers are None."""

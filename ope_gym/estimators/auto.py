@@ -233,8 +233,10 @@ def spread_of_returns(weights: Weights, returns: FloatArray, groups: IntArray) -
     total = float(weights.last.sum())
     if not total > 0.0:
         return float(inside)
-    centre = weights.last @ returns / total
-    return float(max(inside, np.sqrt(weights.last @ (returns - centre) ** 2 / total)))
+    deviations = returns - weights.last @ returns / total
+    unit = float(np.abs(deviations).max()) or 1.0  # squares of huge rewards overflow
+    weighted = unit * np.sqrt(weights.last @ (deviations / unit) ** 2 / total)
+    return float(max(inside, weighted))
 
 
 def least_error(a: Part, m: Part, covariance: float) -> float:

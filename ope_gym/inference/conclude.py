@@ -216,7 +216,8 @@ def conclude(
     )
     if computed.plain is None or computed.model is None or computed.share == 0.0:
         return estimate
-    plain = conclude(name, composition, computed.plain, known, kind, level, seed)
+    weights_alone = dataclasses.replace(computed.plain, bets=computed.bets)
+    plain = conclude(name, composition, weights_alone, known, kind, level, seed)
     model_free = _model_free(plain, computed.model, known.outcomes)
     return dataclasses.replace(estimate, model_free=model_free, plain=plain)
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -253,7 +254,7 @@ def wrap(text: str, indent: str = "    ") -> str:
 
     All but the first are indented.
     """
-    width = min(100, shutil.get_terminal_size((100, 24)).columns)
+    width = min(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 100
     kept = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)  # stays with its number
     lines = textwrap.fill(kept, width, subsequent_indent=indent, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}%", " %")
