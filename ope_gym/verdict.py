@@ -66,13 +66,6 @@ def _estimated(facts: Mapping[str, Any]) -> str:
     return f"{words} (their error is in the intervals)" if drawn else words
 
 
-def _unsure(facts: Mapping[str, Any]) -> str:
-    """Say that a value in training tells next to nothing."""
-    if facts["fresh"] < 1.0:
-        return "it tells less than a single fresh episode"
-    return _FORMAT.format("it is no surer than {fresh:~} fresh episodes would make you", **facts)
-
-
 def _p_value(facts: Mapping[str, Any]) -> str:
     """Word the probability of such residuals by chance."""
     return "p < 0.001" if facts["p"] < 0.001 else f"p = {facts['p']:.2g}"
@@ -172,7 +165,7 @@ _RED: dict[str, Words] = {
         "it rests on {episodes:#fresh episode}; {enough:g} would be enough "
         "(n_eval_episodes={enough:g})"
     ),
-    "unsure": _unsure,
+    "unsure": "it tells less than {enough:g} fresh episodes would",
     "greedy_unplayed": (
         "not known: no environment could be learned in which to play the greedy policy. "
         "{episodes:g} fresh episodes, about {steps:,.0f} steps, would tell"

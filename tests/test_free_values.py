@@ -14,6 +14,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.tensorboard import SummaryWriter
 
 from ope_gym.online import FreeEstimate
+from ope_gym.report.documents import free_document
 from ope_gym.report.free_values import (
     FreeWriter,
     band_in_words,
@@ -42,6 +43,24 @@ def test_an_estimate_prints_its_value_first() -> None:
     )
 
 
+def test_no_red_value_claims_to_be_as_sure_as_any_number_of_episodes() -> None:
+    red = estimate(4096, 100.0, 12.0)
+    assert red.verdict.colour == "red"
+    assert red.fresh_episodes > 2.0
+    assert str(red) == (
+        "100 in [76, 124] (red: do not use it); provisional, of the policy after 4,096 timesteps"
+    )
+    assert "as sure" not in free_headline(red)
+    assert "ope/fresh_episodes" not in free_scalars(red)
+    assert free_document(red, "settled", headline="", level=0.9)["fresh_episodes"] is None
+
+
+def test_a_value_that_is_not_known_makes_a_whole_sentence() -> None:
+    unknown = estimate(4096, 100.0, deterministic=True, unseen=1.0, length=20.0)
+    words = free_headline(unknown, subject="The deterministic policy")
+    assert words.startswith("The deterministic policy after 4,096 timesteps is not known: no")
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -57,13 +76,13 @@ def test_an_estimate_prints_its_value_first() -> None:
         ),
         (
             20.0,
-            "may be worth 100 (95 %: 60 to 140), but do not use this number (red): it is no surer "
-            "than 1.0 fresh episodes would make you.",
+            "may be worth 100 (95 %: 60 to 140), but do not use this number (red): it tells less "
+            "than 4 fresh episodes would.",
         ),
         (
             200.0,
             "may be worth 100 (95 %: -300 to 500), but do not use this number (red): it tells less "
-            "than a single fresh episode.",
+            "than 4 fresh episodes would.",
         ),
     ],
 )
@@ -123,7 +142,7 @@ def test_episodes_that_return_the_same_are_amber() -> None:
     found = estimate(1, -499.1, 5.0, spread=1.0, steady=True, ended=20)
     assert found.verdict.colour == "amber"
     assert in_words(found) == (
-        "worth -499.1 (95 %: -509.1 to -489.1); all recent episodes returned about the same. "
+        "worth -499.1 (95 %: -509.1 to -489.1); its episodes all return about the same. "
         "Use with care (amber): how often other returns occur is unknown."
     )
     assert replace(found, ended=3).verdict.colour == "red"

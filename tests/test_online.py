@@ -419,7 +419,7 @@ def evidence_of(near: float, error: float, **more: Any) -> Evidence:
 def played(raw: float, rough: float, corrected: float, unseen: float = 0.0) -> Simulated:
     values = (Value(x, 4.0) for x in (raw, rough, corrected))
     raw_value, rough_value, corrected_value = values
-    return Simulated(raw_value, 50.0, unseen, rough_value, corrected_value)
+    return Simulated(raw_value, 50.0, unseen, (0.0, 500.0), rough_value, corrected_value)
 
 
 def value_by(evidence: Evidence, **more: Evidence) -> Any:
@@ -458,7 +458,7 @@ def test_a_simulation_may_lie_beyond_all_returns_and_what_was_seen_may_not() -> 
     assert value_by(evidence_of(260.0, 5.0, **known)).value.mean == 200.0
     jumped = value_by(evidence_of(150.0, 20.0, **known, simulated=played(480, 481, 480)))
     assert jumped.value.mean > 400
-    assert jumped.limits[1] == 480
+    assert jumped.limits == (0.0, 500.0)  # of the played returns
 
 
 def test_a_simulation_that_plays_where_nothing_was_recorded_is_not_used() -> None:

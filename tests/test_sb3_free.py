@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -51,7 +52,7 @@ from wrappers.sb3 import OPECallback, Recording
 from wrappers.sb3.closing import closing_lines
 from wrappers.sb3.convert import load_policy
 from wrappers.sb3.saved import Patience, SavedModels
-from wrappers.sb3.schedule import spacing
+from wrappers.sb3.schedule import Schedule
 from wrappers.sb3.snapshots import snapshot
 
 
@@ -687,19 +688,35 @@ def test_progress_ends_when_values_rise_by_less_than_their_error() -> None:
 # When, and with what -------------------------------------------------------------------------
 
 
-def test_evaluations_are_spaced_by_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    cheap, dear = a2c(envs("CartPole-v1", 8)), ppo(envs("CartPole-v1", 8), n_epochs=10)
-    for model in (cheap, dear, off_policy("SAC")):
-        model._total_timesteps = 1_000_000
-        assert 10_000 <= spacing(model, 30) <= 500_000
-    assert spacing(cheap, 30) > spacing(dear, 30) == 20_000  # fifty are enough
-    assert spacing(cheap, None) < spacing(cheap, 500)  # nothing is simulated
-    cheap._total_timesteps = 24_000
-    assert spacing(cheap, 30) == 12_000 - 20  # two at least; at the end of the nearest rollout
+def _evaluated_at(cost: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return when a training of 100 s and 100,000 timesteps is evaluated, `cost` s at a time."""
+    clock = [0.0]
+    monkeypatch.setattr("wrappers.sb3.schedule.process_time", lambda: clock[0])
+    schedule, times = Schedule(None), []
+    schedule.begin(SimpleNamespace(num_timesteps=0, _total_timesteps=100_000))
+    for timesteps in range(1000, 100_000, 1000):
+        clock[0] += 1.0
+        if schedule.due(timesteps):
+            times.append(timesteps)
+            with schedule.evaluating(timesteps):
+                clock[0] += cost
+    return times
+
+
+def test_evaluations_are_spaced_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _evaluated_at(1e-3, monkeypatch) == [*range(10_000, 100_000, 10_000)]  # often enough
+    for cost in (0.3, 0.5, 0.9):  # with the closing one within 2 s
+        times = _evaluated_at(cost, monkeypatch)
+        assert len(times) + 1 == int(2.0 / cost)
+        assert np.ptp(np.diff([*times, 100_000])) <= 2000
+    assert _evaluated_at(30.0, monkeypatch) == [10_000]  # the first tells what it costs
+
+
+def test_the_first_line_says_how_often(capsys: pytest.CaptureFixture[str]) -> None:
     ope = OPECallback(eval_freq=2000)
-    cheap.learn(24_000, callback=CallbackList([ope, _StopAt(400)]))
+    a2c(envs("CartPole-v1", 8)).learn(24_000, callback=CallbackList([ope, _StopAt(400)]))
     assert len(ope.evaluations) == 1  # at the end
-    assert "about every 2,000 timesteps (eval_freq)" in capsys.readouterr().out
+    assert "at least 2,000 timesteps apart (eval_freq)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -719,8 +736,12 @@ def test_unknown_arguments_are_answered_with_known_ones(wrong: dict[str, Any], h
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
     for name in ("n_eval_episodes", "eval_freq", "stop_after"):
-        with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+        with pytest.raises(ValueError, match=f"{name} is 0; give a whole number of at least 1"):
             OPECallback(**{name: 0})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"{name} is 2.5; give a whole number"):
+            OPECallback(**{name: 2.5})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"recording is True: give Recording\(\.\.\.\)"):
+        OPECallback(recording=True)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"eval_env is 'CartPole-v1': .*gym\.make"):
         OPECallback("CartPole-v1")
     with pytest.raises(ValueError, match="window=0 must be at least 1"):

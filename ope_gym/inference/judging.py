@@ -111,7 +111,7 @@ def judge_free(
 ) -> Verdict:
     """Judge a value of a policy in training by about how many fresh episodes tell as much.
 
-    Where all recent episodes returned about the same, the count means little, because one fresh
+    Where episodes all return about the same, the count means little, because one fresh
     episode would tell as much: that is amber rather than red, unless fewer than 4 have ended.
 
     Args:
@@ -119,7 +119,7 @@ def judge_free(
         episodes: How many the value rests on.
         ended: How many of them must be counted as ended; None if that does not matter.
         played: Whether nothing but fresh episodes counts.
-        steady: Whether all recent episodes returned about the same.
+        steady: Whether episodes all return about the same.
     """
     fresh = round(fresh_episodes, 6)  # ten played ones are ten, whatever is rounded
     if fresh >= GREEN_FRESH:
@@ -139,7 +139,7 @@ def judge_free(
     elif played:
         reason = Reason("played_too_few", episodes=episodes, enough=GREEN_FRESH)
     else:
-        reason = Reason("unsure", fresh=fresh)
+        reason = Reason("unsure", enough=AMBER_FRESH)
     return Verdict.of([reason])
 
 

@@ -248,7 +248,9 @@ class Actions:
     Args:
         centred: Features (S, k) of the actions less their mean under the policy.
         squares: The same (S, m) of squared real actions; None for finitely many.
-        distances: (S,) with the χ² of one step as their mean: how far other policies acted.
+        distances: (S,) signed. Their mean is Σ π (π - b), of real actions that of the squared
+            distance in σ, where policies b acted: 0 for the policy itself, and an approximate χ²
+            where it is the surer one of the two.
     """
 
     centred: FloatArray

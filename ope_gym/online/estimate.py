@@ -26,12 +26,13 @@ class FreeEstimate:
         settled: whether steps of later policies have confirmed it.
         spread: standard deviation of a return.
         episodes: recorded and fresh episodes that it rests on, whole or in part.
-        shares: weight of each way: what was "seen", "sim" and "fresh".
-        steady: whether all recent episodes returned about the same, and the value is known at least
-            as well as that: one episode then tells it, and fresh ones would not tell more.
+        shares: weight of each way: what was "seen", "simulation" and "fresh".
+        steady: whether episodes of the policy all return about the same, and the value is known at
+            least as well as that: one episode then tells it, and fresh ones would not tell more.
         ended: how many of the episodes that it rests on have ended, so that their returns are
             known; None if that does not matter.
-        bounds: the lowest and highest return of the run so far, between which the value lies.
+        bounds: the lowest and highest return so far, recorded or played in the learned environment:
+            the value lies between them.
         deterministic: whether it is the value of the greedy policy.
         unseen: share of the steps played in the learned environment that lie outside of what was
             recorded; 1 of a greedy policy that could not be played there.
@@ -56,10 +57,11 @@ class FreeEstimate:
 
     def __str__(self) -> str:
         state = "settled" if self.settled else "provisional"
+        sure = f", as sure as about {self.claim:.2g} fresh episodes" if self.claim > 0 else ""
+        red = " (red: do not use it)" if self.verdict.colour == "red" else ""
         return (
-            f"{self.value:.5g} in [{self.low:.5g}, {self.high:.5g}], as sure as about "
-            f"{self.fresh_episodes:.2g} fresh episodes; {state}, of the policy after "
-            f"{self.timesteps:,} timesteps"
+            f"{self.value:.5g} in [{self.low:.5g}, {self.high:.5g}]{red}{sure}; {state}, of the "
+            f"policy after {self.timesteps:,} timesteps"
         )
 
     @property
@@ -72,6 +74,12 @@ class FreeEstimate:
         """About how many fresh episodes would make you as sure; where `few`, no more than these."""
         count = (self.spread / self.standard_error) ** 2 if self.standard_error > 0 else np.inf
         return min(count, float(self.ended)) if self.few and self.ended is not None else count
+
+    @property
+    def claim(self) -> float:
+        """The same where it can be claimed: NaN if red, or if a single episode tells as much."""
+        mute = self.steady or self.verdict.colour == "red"
+        return float("nan") if mute else self.fresh_episodes
 
     @property
     def played(self) -> bool:

@@ -66,6 +66,7 @@ class Simulated:
         raw: Mean return of the played episodes.
         spread: Standard deviation of a played return.
         unseen: Share of the played states that lie outside of what was recorded.
+        reach: Lowest and highest played return.
         rough: Mean return in the environment of one degree less; None if it was not tested.
         corrected: The value corrected by what the environment gets wrong on recorded steps; None
             if it was not tested.
@@ -74,6 +75,7 @@ class Simulated:
     raw: Value
     spread: float
     unseen: float
+    reach: tuple[float, float]
     rough: Value | None = None
     corrected: Value | None = None
 
@@ -211,7 +213,8 @@ class TrackRecord:
             played = Value(simulated.raw.mean, simulated.raw.square + bias)
             if played.square <= seen.square:  # it may lie beyond all returns so far
                 values["simulation"] = played
-                limits = min(limits[0], played.mean), max(limits[1], played.mean)
+                low, high = simulated.reach
+                limits = min(limits[0], low), max(limits[1], high)
         value, shares = blend(values)
         if simulated is not None:
             spread += shares.get("simulation", 0.0) * (simulated.spread - spread)

@@ -147,8 +147,10 @@ class Learned:
         """
         played = self._play(self.environment, policy, starts, rng)
         outside = ((played.states < self.low) | (played.states > self.high)).any(axis=1)
-        spread, unseen = float(played.returns.std(ddof=1)), float(outside.mean())
-        return Simulated(_mean(played), spread, unseen), played
+        returns = played.returns
+        reach = float(returns.min()), float(returns.max())
+        spread, unseen = float(returns.std(ddof=1)), float(outside.mean())
+        return Simulated(_mean(played), spread, unseen, reach), played
 
     def tested(
         self,

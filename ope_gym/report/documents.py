@@ -116,7 +116,7 @@ def free_document(
         "value": _number(estimate.value),
         "low": _number(estimate.low),
         "high": _number(estimate.high),
-        "fresh_episodes": _number(estimate.fresh_episodes),
+        "fresh_episodes": _number(estimate.claim),
         "verdict": estimate.verdict.colour,
         "level": level,
         "episodes": estimate.episodes,

@@ -37,8 +37,8 @@ def free_scalars(estimate: FreeEstimate, kind: str | None = None) -> dict[str, f
         return {}
     numbers = {f"ope/{kind}/{end}": float(number) for end, number in ends.items()}
     if kind == "provisional":
-        if math.isfinite(estimate.fresh_episodes) and not estimate.steady:
-            numbers["ope/fresh_episodes"] = float(estimate.fresh_episodes)
+        if math.isfinite(estimate.claim):
+            numbers["ope/fresh_episodes"] = float(estimate.claim)
         numbers["ope/verdict"] = float(VERDICTS.index(estimate.verdict.colour))
     return numbers
 
@@ -53,7 +53,8 @@ def free_headline(
         level: Confidence level of its interval.
         subject: Who is worth that.
     """
-    verb = "" if estimate.verdict.colour == "red" else "is "  # or "may be worth"
+    doubtful = estimate.known and estimate.verdict.colour == "red"
+    verb = "" if doubtful else "is "  # or "may be worth"
     return f"{subject} after {estimate.timesteps:,} timesteps {verb}{in_words(estimate, level)}"
 
 
@@ -71,11 +72,11 @@ def in_words(estimate: FreeEstimate, level: float = 0.95) -> str:
     if verdict.colour == "red":
         return f"may be {worth}, but do not use this number (red): {why}."
     if estimate.steady:
-        worth += "; all recent episodes returned about the same"
+        worth += "; its episodes all return about the same"
     elif estimate.played:
         worth += f", from {estimate.episodes} fresh episodes"
-    elif math.isfinite(estimate.fresh_episodes):
-        worth += f", {Reason('sure', fresh=estimate.fresh_episodes)}"
+    elif math.isfinite(estimate.claim):
+        worth += f", {Reason('sure', fresh=estimate.claim)}"
     return f"{worth}." + (f" Use with care (amber): {why}." if why else "")
 
 

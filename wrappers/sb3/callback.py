@@ -13,6 +13,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from ope_gym.arguments import whole
 from ope_gym.data.buffer import TrajectoryBuffer
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.files import PathLike
@@ -28,7 +29,7 @@ from wrappers.sb3.environments import rescales_rewards
 from wrappers.sb3.episodes import FreshEpisodes, Played, Record, Recording
 from wrappers.sb3.logger import EvaluationLog
 from wrappers.sb3.saved import Patience, SavedModels, make_folder, save_evaluations
-from wrappers.sb3.schedule import spacing
+from wrappers.sb3.schedule import Schedule
 from wrappers.sb3.snapshots import snapshot, why_no_snapshot
 from wrappers.sb3.steps import FreeSteps
 
@@ -55,7 +56,7 @@ class OPECallback(EventCallback):
         n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
         eval_freq: Timesteps between evaluations, at least; they happen at the ends of rollouts, and
             at the end of the training. By default 10,000, or a fiftieth of the training if that is
-            more, or as many as keep evaluations at about 3 % of its CPU time, counted in updates.
+            more, or as many as keep the callback within 3 % of its CPU time, as measured.
         log_path: Folder for `evaluations.npz`, in the layout of EvalCallback.
         best_model_save_path: Folder for `best_model.zip`, and for the statistics of a VecNormalize.
         deterministic: Whether to value the policy that always takes the most probable action, or
@@ -93,9 +94,14 @@ class OPECallback(EventCallback):
     ) -> None:
         super().__init__(callback_after_eval, verbose)
         _check_names(unknown)
-        _check_counts(n_eval_episodes=n_eval_episodes, eval_freq=eval_freq, stop_after=stop_after)
+        counts = {"n_eval_episodes": n_eval_episodes, "eval_freq": eval_freq}
+        for name, count in (counts | {"stop_after": stop_after}).items():
+            if count is not None:
+                whole(name, count)
         if isinstance(eval_env, str):
             raise TypeError(f"eval_env is {eval_env!r}: give the environment, gym.make(...)")
+        if not isinstance(recording, Recording | None):
+            raise TypeError(f"recording is {recording!r}: give Recording(...)")
         self.evaluations: list[FreeEstimate] = []  # provisional, one for each evaluation
         self.settled: list[FreeEstimate] = []
         self.fresh: list[FreeEstimate] = []  # from fresh episodes alone
@@ -104,7 +110,7 @@ class OPECallback(EventCallback):
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
         self._eval_env, self._n_eval_episodes = eval_env, n_eval_episodes
-        self._eval_freq, self._every = eval_freq, eval_freq or 1  # timesteps
+        self._schedule = Schedule(eval_freq)
         self._deterministic, self._stop_after, self._seed = deterministic, stop_after, seed
         options = Options(gamma=gamma, level=level)
         self._gamma, self._level = options.gamma, options.level
@@ -121,7 +127,6 @@ class OPECallback(EventCallback):
         self._known_model: Any = None
         self._about = ""  # what tells the value, and what it costs
         self._played: list[Played] = []
-        self._evaluated_at = 0  # timesteps
         self._acting = False  # whether the policy followed is the current one
         self._stop, self._running = False, False
         self._ended: list[BaseCallback] = []  # those that ended the training
@@ -223,7 +228,6 @@ class OPECallback(EventCallback):
     def _on_training_start(self) -> None:
         self._stop, self._ended, self._running = False, [], True
         if self.num_timesteps == 0:  # also a second `learn` that counts from the beginning
-            self._evaluated_at = 0
             self._models.begin_again(self._checkpoints.leader)
             self._checkpoints.begin_again()
             self._reference, self._idle = None, 0
@@ -232,11 +236,10 @@ class OPECallback(EventCallback):
         if self._steps is not None:
             self._steps.begin()
         self._record.begin()
-        if self._eval_freq is None:
-            horizon = self._steps.free.horizon if self._steps is not None else None
-            self._every = spacing(self.model, horizon)
+        self._schedule.begin(self.model)
         if self.verbose:
-            print(f"{self._about} Evaluations: about every {self._every:,} timesteps (eval_freq).")
+            every = self._schedule.every
+            print(f"{self._about} Evaluations: at least {every:,} timesteps apart (eval_freq).")
 
     def _on_rollout_start(self) -> None:
         self._acting = False
@@ -245,7 +248,7 @@ class OPECallback(EventCallback):
         if self._steps is not None and isinstance(model, OnPolicyAlgorithm):
             size = model.n_steps * model.n_envs
             first = self.n_calls == 0  # a snapshot that does not fit is an error at once
-            if first or size >= _SHORT or self._is_due(self.num_timesteps + size):
+            if first or size >= _SHORT or self._schedule.due(self.num_timesteps + size):
                 self._follow()
 
     def _on_step(self) -> bool:
@@ -256,7 +259,7 @@ class OPECallback(EventCallback):
 
     def _on_rollout_end(self) -> None:
         last = self.num_timesteps >= self.model._total_timesteps  # the final policy comes later
-        if not last and self._is_due(self.num_timesteps):
+        if not last and self._schedule.due(self.num_timesteps):
             self._evaluate()
         self._settle()
         self._acting = False  # SB3 trains now
@@ -274,9 +277,6 @@ class OPECallback(EventCallback):
 
     # Evaluation --------------------------------------------------------------------------
 
-    def _is_due(self, timesteps: int) -> bool:
-        return timesteps - self._evaluated_at >= self._every
-
     def _follow(self) -> None:
         """Tell the free evaluation which policy acts now."""
         assert self._steps is not None
@@ -285,15 +285,15 @@ class OPECallback(EventCallback):
 
     def _evaluate(self, *, closing: bool = False) -> None:
         """Value the current policy, and say so everywhere; nothing while there is no episode."""
-        step = self._evaluated_at = self.num_timesteps
-        played = self._play()
+        step, played = self.num_timesteps, self._play()
         shown = {}
         if played is not None:
             self._played.append(played)
             seen = np.concatenate([p.returns for p in self._played])
             shown["fresh"] = fresh_value(played.returns, step, self._level, seen)
             self.fresh.append(shown["fresh"])
-        estimate = self._value(step, played)
+        with self._schedule.evaluating(step):
+            estimate = self._value(step, played)
         if estimate is not None:
             shown = {"provisional": estimate, **shown}
         elif played is not None:
@@ -333,7 +333,10 @@ class OPECallback(EventCallback):
 
     def _settle(self) -> None:
         """Take in the settled values of earlier policies."""
-        values = self._steps.free.settle() if self._steps is not None else []
+        if self._steps is None:
+            return
+        with self._schedule.spending():
+            values = self._steps.free.settle()
         for settled in (e for e in values if e.deterministic == self._deterministic):
             self.settled.append(settled)
             self._log.add(self.logger, {"settled": settled})
@@ -421,9 +424,3 @@ def _check_names(names: Iterable[str]) -> None:
         elif close := difflib.get_close_matches(name, known + inside, 1):
             hint = f"did you mean {close[0]}?"
         raise TypeError(f"OPECallback() got an unexpected keyword argument {name!r}: {hint}")
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")

@@ -49,7 +49,8 @@ def _data_line(estimate: FreeEstimate) -> str:
         return f"Data: {estimate.episodes} fresh episodes of that policy."
     fresh, learned = (estimate.shares.get(x, 0.0) for x in ("fresh", "simulation"))
     more = f", and fresh ones, which have {100 * fresh:.0f} % of the weight."
-    line = f"Data: in-sample, the latest {estimate.episodes:,} episodes of the training"
+    episodes = "episode" if estimate.episodes == 1 else f"{estimate.episodes:,} episodes"
+    line = f"Data: in-sample, the latest {episodes} of the training"
     line += more if fresh else "; none was played for this."
     if learned > _MOSTLY:
         line += (

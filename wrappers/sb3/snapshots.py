@@ -60,7 +60,7 @@ def why_no_snapshot(model: Any) -> str:
             "observation"
         )
     if isinstance(seen, spaces.Dict):
-        return f"its observations are dicts, {seen}, which only MultiInput policies understand"
+        return "its observations are dicts"
     if not isinstance(chosen, spaces.Discrete | spaces.Box):
         return f"its action space is {chosen}, and only Discrete and Box are known"
     normaliser = model.get_vec_normalize_env()
