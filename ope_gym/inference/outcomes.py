@@ -246,7 +246,9 @@ def unseen_beside(
     low, high = min(seen[0], 0.0), max(seen[1], 0.0)
     if low == high:
         return np.inf, np.inf
-    share = majority_share(returns, np.ones(returns.size), EQUAL * max(high, -low))
+    kinds, middle = np.round(returns / (EQUAL * max(high, -low))), returns.size // 2
+    median = np.partition(kinds, middle)[middle]  # which a majority holds
+    share = float(np.mean(kinds == median))
     lump = max(0.0, 2.0 * share - 1.0) / returns.size
     return lump * max(0.0, value - low), lump * max(0.0, high - value)
 

@@ -147,7 +147,8 @@ class FreeSteps(TrainingSteps):
         dones = local["dones"]
         if True in dones.tolist():  # at every step, and faster than any()
             self._note_ends(seen, dones, local["infos"])
-        self._rows.append((None if self.unknown else seen, local["actions"], rewards, dones))
+        actions = np.array(local["actions"])  # thousands of tensors are slow to free at once
+        self._rows.append((None if self.unknown else seen, actions, rewards, dones))
         if len(self._rows) >= _MOST_ROWS:
             self.hand_over()
 
