@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
@@ -88,3 +89,19 @@ def centred_rewards_to_go(episodes: Trajectories, gamma: float) -> FloatArray:
     # move the policy
     centred[np.abs(centred) <= 1e-9 * np.abs(to_go).max()] = 0.0
     return np.asarray(centred)
+
+
+def standardised(
+    x: FloatArray, mean: FloatArray, std: FloatArray
+) -> tuple[FloatArray, Callable[[FloatArray], tuple[FloatArray, FloatArray]]]:
+    """Return (S, d + 1) standardised observations and a column of ones, and the way back.
+
+    That is a function which turns (m, d + 1) weights of these into weights and bias of raw ones.
+    """
+    scale = np.where(std < 1e-8, 1.0, std)  # a constant feature is 0 then: its weight stays
+
+    def raw(weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        slopes = weights[:, :-1] / scale
+        return slopes, weights[:, -1] - slopes @ mean
+
+    return np.column_stack([(x - mean) / scale, np.ones(len(x))]), raw

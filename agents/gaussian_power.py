@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from agents.contract import centred_rewards_to_go, refuse_held_out
+from agents.contract import centred_rewards_to_go, refuse_held_out, standardised
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import DiagonalGaussian
 
@@ -69,22 +69,17 @@ class GaussianPower:
         refuse_held_out(episodes)
         if len(episodes) == 0:
             return
-        weights = np.maximum(centred_rewards_to_go(episodes, self.gamma), 0.0)  # (S,)
-        if not weights.any():
+        paid = np.maximum(centred_rewards_to_go(episodes, self.gamma), 0.0)  # (S,)
+        if not paid.any():
             return
-        weights /= weights.sum()
+        paid /= paid.sum()
         x = np.asarray(episodes.observations, dtype=np.float64)  # (S, d)
-        centre, scale = x.mean(axis=0), x.std(axis=0)
-        scale[scale < 1e-8] = 1.0  # a constant feature is 0 after centring: its weight stays
-        z = np.column_stack([(x - centre) / scale, np.ones(len(x))])
+        z, raw = standardised(x, x.mean(axis=0), np.asarray(x.std(axis=0), dtype=np.float64))
         old = self._policy
         miss = np.asarray(episodes.actions, dtype=np.float64) - old.mean(x)  # (S, m)
-        gram = z.T @ (weights[:, None] * z) + self.ridge * np.eye(z.shape[1])
-        step = np.linalg.solve(gram, z.T @ (weights[:, None] * miss)).T  # (m, d + 1)
-        std = np.sqrt(weights @ (miss - z @ step.T) ** 2)
-        change = step[:, :-1] / scale
-        self._policy = DiagonalGaussian(
-            old.weights + change,
-            old.bias + step[:, -1] - change @ centre,
-            np.log(np.maximum(std, self._least)),
-        )
+        gram = z.T @ (paid[:, None] * z) + self.ridge * np.eye(z.shape[1])
+        step = np.linalg.solve(gram, z.T @ (paid[:, None] * miss)).T  # (m, d + 1)
+        std = np.sqrt(paid @ (miss - z @ step.T) ** 2)
+        weights, bias = raw(step)
+        log_std = np.log(np.maximum(std, self._least))
+        self._policy = DiagonalGaussian(old.weights + weights, old.bias + bias, log_std)

@@ -26,7 +26,7 @@ from ope_gym.online import FreeEstimate, FreeEvaluation
 from ope_gym.report.training import Fresh, surer_first, without_reward
 from ope_gym.results import Evaluation
 from wrappers import collect
-from wrappers.free import FreeRecorder
+from wrappers.free_recorder import FreeRecorder
 from wrappers.vector import RecordTrajectories
 
 _SHOWN = ("auto", "NFIS")  # in the table, where no estimators are named

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.contract import centred_rewards_to_go, refuse_held_out
+from agents.contract import centred_rewards_to_go, refuse_held_out, standardised
 from ope_gym.arrays import FloatArray
 from ope_gym.data.trajectories import Trajectories
 from ope_gym.policies import SoftmaxLinear
@@ -81,12 +81,10 @@ class SoftmaxLinearAgent:
         advantages = centred_rewards_to_go(episodes, self.gamma)
         if not advantages.any():
             return
-        scale = np.sqrt(self._squares / self._count)
-        scale[scale < 1e-8] = 1.0  # a constant feature is 0 after centring: its weight stays
-        z = np.column_stack([(x - self._mean) / scale, np.ones(len(x))])  # (S, d + 1)
-        step = natural_step(z, old, episodes.actions, advantages, self.kl, self.damping)
-        weights = step[:, :-1] / scale
-        bias = step[:, -1] - weights @ self._mean
+        z, raw = standardised(x, self._mean, np.sqrt(self._squares / self._count))
+        weights, bias = raw(
+            natural_step(z, old, episodes.actions, advantages, self.kl, self.damping)
+        )
         for _ in range(10):  # F describes small steps only: halve a step that goes too far
             new = SoftmaxLinear(
                 self._policy.weights + weights, np.asarray(self._policy.bias) + bias

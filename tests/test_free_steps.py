@@ -15,7 +15,8 @@ from ope_gym.online.stream import Stream, Window
 from ope_gym.policies import LinearSigmoid, Uniform
 from tests.scripted_envs import ScriptedEnv, script
 from wrappers import collect
-from wrappers.free import FreeRecorder, VectorSteps
+from wrappers.free import VectorSteps
+from wrappers.free_recorder import FreeRecorder
 
 SCRIPTS = (script("..T", "C", "....B"), script(".C", "T"))
 NAMES = ("observations", "following", "actions", "rewards", "ended", "step", "place")

@@ -2,8 +2,10 @@
 
 values = FreeValues(lambda: TorchPolicy(network), num_envs=1, horizon=500)
 for batch in collector:
-values.add(**steps_of(batch))
-...  # the loss and the optimiser of the loop
+    values.add(**steps_of(batch))
+    ...  # the loss and the optimiser of the loop
+
+The collector may step one environment or several.
 """
 
 from __future__ import annotations
