@@ -74,12 +74,12 @@ class GaussianPower:
             return
         paid /= paid.sum()
         x = np.asarray(episodes.observations, dtype=np.float64)  # (S, d)
-        z, raw = standardised(x, x.mean(axis=0), np.asarray(x.std(axis=0), dtype=np.float64))
+        z, raw = standardised(x, x.mean(axis=0), x.std(axis=0))
         old = self._policy
         miss = np.asarray(episodes.actions, dtype=np.float64) - old.mean(x)  # (S, m)
         gram = z.T @ (paid[:, None] * z) + self.ridge * np.eye(z.shape[1])
         step = np.linalg.solve(gram, z.T @ (paid[:, None] * miss)).T  # (m, d + 1)
         std = np.sqrt(paid @ (miss - z @ step.T) ** 2)
-        weights, bias = raw(step)
+        weights, bias = raw(np.asarray(step, dtype=np.float64))
         log_std = np.log(np.maximum(std, self._least))
         self._policy = DiagonalGaussian(old.weights + weights, old.bias + bias, log_std)
