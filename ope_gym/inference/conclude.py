@@ -163,9 +163,9 @@ def conclude(
     strata = np.zeros_like(sample.strata) if computed.pooled else sample.strata
     influence = computed.influence if computed.spread is None else computed.spread
     spread, described = spread_of(influence, strata), known.describe(computed.weights, scheme)
-    if spread.error <= _ROUNDING * abs(value):  # all trajectories agree
-        spread = Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     error = float(np.hypot(spread.error, computed.bias))
+    if error <= _ROUNDING * abs(value):  # all trajectories agree
+        error, spread = 0.0, Spread(0.0, 0.0, Tails(0.0, np.inf, np.nan))
     diagnostics = dataclasses.replace(described, influence_share=spread.tails.largest)
     evidence = Evidence(
         value,

@@ -235,6 +235,8 @@ def _read_csv(file: SeenFile, stream: Any) -> Any:
 
     return csv.read_csv(
         stream,
+        # a thread of Arrow that ends after the interpreter aborts the process
+        read_options=csv.ReadOptions(use_threads=False),
         parse_options=csv.ParseOptions(delimiter=_delimiter(file)),
         convert_options=csv.ConvertOptions(strings_can_be_null=True),
     )
