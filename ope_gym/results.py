@@ -83,8 +83,10 @@ class Evaluation(Mapping[str, Estimate]):
         """Tell whether the second says the same as the first, as exactly, and with less doubt."""
         colours = [COLOURS.index(e.verdict.colour) for e in (first, second)]
         apart = abs(first.value - second.value)
+        codes = {reason.code for reason in first.verdict.reasons}
         return bool(
             colours[1] < colours[0]
+            and "actions_unknown" not in codes  # which are a guess of both
             and apart <= first.standard_error
             and second.standard_error <= _ALIKE * first.standard_error
         )

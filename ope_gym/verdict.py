@@ -128,6 +128,10 @@ _RED: dict[str, Words] = {
     "visits_unknown": (
         "the q model cannot tell how often the target visits a state: take another q model"
     ),
+    "model_refuted": lambda facts: (
+        f"past steps predict the residuals of the q model ({_p_value(facts)}): it is wrong, and "
+        "without weights nothing tells by how much"
+    ),
     # there is too little to say anything
     "rewards_all_zero": (
         "every recorded reward is 0: how large a reward can be, and so how far off the value is, "

@@ -16,13 +16,15 @@ from ope_gym import Evaluation, Trajectories, evaluate, evaluate_log_probs
 from ope_gym.arrays import FloatArray, IntArray, step_numbers
 from ope_gym.estimators.auto import (
     Part,
-    blend_of_weights,
+    blend,
     least_error,
+    parts_of_weights,
     rest_on,
+    slope,
     squared_bias,
     widened,
 )
-from ope_gym.estimators.marginal import Corrections, Marginal, Support, marginal
+from ope_gym.estimators.marginal import UNKNOWN, Corrections, Marginal, Support, marginal
 from ope_gym.estimators.markov import (
     ALPHA,
     MarkovCheck,
@@ -46,7 +48,7 @@ from ope_gym.policies import LinearSigmoid
 from ope_gym.preparing.weighing import past_columns
 from ope_gym.verdict import Reason
 from studies.outside.families import bandit
-from studies.outside.finite import Setup, TablePolicy
+from studies.outside.finite import Process, Setup, TablePolicy
 from studies.outside.problems import delayed, ring
 from tests import reference, small_mdps
 from tests.builders import Table, recorded
@@ -493,6 +495,53 @@ def test_a_sparse_table_says_how_much_it_does_not_know(seed: int) -> None:
     assert found["auto"].report["s"] < 0.2
 
 
+def test_the_share_of_fwdr_has_the_least_error_with_what_no_episode_shows() -> None:
+    """Against a grid: the variance of the blend, and the square of its part of the bias."""
+    rng, nobody = np.random.default_rng(0), np.zeros(50, dtype=np.int64)
+    plain = rng.normal(size=50) * 3.0
+    corrected = 0.5 * plain + rng.normal(size=50)
+    c = np.linspace(0.0, 1.0, 100_001)[:, None]
+    psi = [x - x.mean() for x in (plain, corrected)]
+    for bias in (0.0, 0.2, 1.0):
+        moments = [psi[i] @ psi[j] / 50**2 for i, j in ((0, 0), (0, 1), (1, 1))]
+        spread = (1 - c) ** 2 * moments[0] + 2 * c * (1 - c) * moments[1] + c**2 * moments[2]
+        error = spread + c**2 * bias**2
+        least = float(c[error.argmin(), 0])
+        assert slope(plain, corrected, bias, nobody) == pytest.approx(least, abs=1e-5)
+
+
+def test_a_guess_about_rare_actions_is_said_whatever_the_estimate_rests_on() -> None:
+    """The logger takes an action in 1 %, the target in 20 %; it pays more than it looks."""
+    mean = np.random.default_rng(0).normal([0.0, 0.0, 0.0, 2.0], 1.0, (5, 4))
+    played, target = (
+        np.tile([0.5, 0.3, 0.19, 0.01], (1, 5, 1)),
+        np.tile([0.3, 0.3, 0.2, 0.2], (5, 1)),
+    )
+    one = np.ones((5, 4, 1))
+    start, none = np.full(5, 0.2), np.zeros((5, 4, 1), dtype=np.int64)
+    process = Process(start, one, none, mean[..., None], one > 0, np.arange(5), 1, "normal")
+    found = repeated(Setup(process, played, target), 100, 40, ["auto", "NFIS"])
+    value = process.value(target)
+    lean = [e for e in found if e["auto"].report["unknown"] > UNKNOWN]
+    assert len(lean) > 20
+    for e in lean:
+        assert "actions_unknown" in {reason.code for reason in e["auto"].verdict.reasons}
+        assert e.best.name == "auto"  # NFIS guesses there as well, and does not know it
+    assert any(e["NFIS"].verdict.colour == "green" for e in lean)
+    held = [np.mean([value in e[name].interval for e in found]) for name in ("auto", "NFIS")]
+    assert held[0] > held[1]
+    assert error_of("auto", found, value) < error_of("NFIS", found, value)
+
+
+def test_a_model_alone_that_the_episodes_refute_is_red() -> None:
+    """What pays is to repeat the action before, which no observation shows."""
+    found = evaluate(repeating(0), TablePolicy(np.array([[0.9, 0.1]])), ["DM", "MDR", "auto"])
+    for name in ("DM", "MDR"):
+        assert found[name].verdict.colour == "red"
+        assert found[name].verdict.reasons[0].code == "model_refuted"
+    assert "model_refuted" not in {reason.code for reason in found["auto"].verdict.reasons}
+
+
 def test_lost_weight_is_a_bias_of_the_estimate_by_weights() -> None:
     """The same weights, a third as large: they average 1/3, so most of the target is missing."""
     weights, model, _ = parts_by_hand(0.5)
@@ -515,7 +564,8 @@ def test_auto_without_visits_is_the_estimate_by_weights() -> None:
     chunk = Weighted(data.offsets, data.rewards, {"fused": logs}, residuals, v[data.offsets[:-1]])
     ids = data.behaviour_ids
     setting = Setting(ids.size, ids, ids, np.bincount(ids), has_q=True)
-    ((expected, _),) = run([blend_of_weights(Column("fused"), setting)], reduce_chunk(chunk))
+    (parts,) = run([parts_of_weights(Column("fused"), setting)], reduce_chunk(chunk))
+    expected = blend(parts, 0.0, ids)
     assert found.value == pytest.approx(expected.value, rel=1e-12)
 
 

@@ -16,23 +16,29 @@ A: weights average 1 in expectation. If their mean m is below it, they have lost
 target does, which would have paid like a return of spread tau: b_A^2 = ((1 - m)^2 - S^2)+ tau^2.
 
 M: it should agree with A and with the rows of memory 1, 2, 4 and 8 (`marginal.Corrections`):
-b_g^2 = max_j (g_j^2 - S_j^2)+, less b_A^2 where the gap is that to A. And it knows nothing of
-actions that no episode shows, where it can be off by b_u (`marginal.Support`):
-b_M^2 = b_g^2 + b_u^2. Its variance is at least that of pooled residuals.
+b_M^2 = max_j (g_j^2 - S_j^2)+, less b_A^2 where the gap is that to A. Its variance is at least that
+of pooled residuals.
 
-c and s have the least mean square error. c is the slope of psi_N on psi_N - psi_W, psi influence
-values with clipped weights: 0 with a useless q model. (A bias of W by its distance from N gains
-nothing, and costs where W is exact.) With Var A as the intervals of ess-t see it, and no smaller
-than that of ESS returns, because less is luck,
+q: of actions that no episode shows it knows nothing, and can be off by b_u (`marginal.Support`). No
+weight corrects it there, so W is off by b_u as M is, and A by c b_u.
+
+c and s have the least mean square error, with influence values psi whose weights are clipped,
+
+    c = Cov(psi_N, psi_N - psi_W) / (Var(psi_N - psi_W) + b_u^2),   within [0, 1]
+
+which is 0 with a useless q model. (A bias of W by its distance from N gains nothing, and costs
+where W is exact.) With Var A as the intervals of ess-t see it, and no smaller than that of ESS
+returns, because less is luck, and b_u as a part of the biases, of the same sign in A and M,
 
     s = (Var A + b_A^2 - Cov) / (Var A + b_A^2 + Var M + b_M^2 - 2 Cov),   within [0, 1]
 
 The check of `ope_gym.estimators.markov` is a veto: if it fails, M is known to be wrong, and
 b_g = |g| + S; then neither noisy weights nor b_A are a reason to move towards it.
 
-The squared error of J is Var J + (1 - s)^2 b_A^2 + s^2 b_M^2, and its effective number of episodes
-that of Satterthwaite. ESS and diagnostics are those of the weights before clipping. Bootstrap
-replicates keep c, s and the clip. Without a q model J is NFIS, without ratios of visits it is A.
+The squared error of J is Var J + (1 - s)^2 b_A^2 + s^2 b_M^2 + (c + s - c s)^2 b_u^2, and its
+effective number of episodes that of Satterthwaite. ESS and diagnostics are those of the weights
+before clipping. Bootstrap replicates keep c, s and the clip. Without a q model J is NFIS, without
+ratios of visits it is A.
 
 Cost: that of NFIS thrice, and the fit of q. Weakness: a bias of the model as small as the error of
 the weights shows nowhere, and the interval covers less there: the second interval, whatever the
@@ -44,6 +50,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,10 +76,11 @@ def auto(c: Composition, setting: Setting) -> Steps[Computed]:
     column = setting.column(c)
     if not setting.has_q:
         return (yield from weigh_column(column, True, setting))
-    (blended, plain), model, returns = yield from together(
-        blend_of_weights(column, setting), marginal(setting, MEMORIES), ask(Returns(setting.gamma))
+    parts, model, returns = yield from together(
+        parts_of_weights(column, setting), marginal(setting, MEMORIES), ask(Returns(setting.gamma))
     )
-    weights: Computed = blended
+    plain: Computed = parts.plain
+    weights = blend(parts, model.support.guess if model.known else 0.0, setting.groups)
     if not model.known:
         return weights
     spread = spread_of_returns(plain.weights, returns, setting.groups)
@@ -92,12 +100,14 @@ class Part:
         variance: NaN if unknown.
         bias: its square.
         freedom: effective number of episodes behind the variance.
+        guess: Bias of what no episode shows; it has the same sign in all parts.
     """
 
     influence: FloatArray
     variance: float
     bias: float
     freedom: float
+    guess: float = 0.0
 
 
 def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Setting) -> Computed:
@@ -113,6 +123,7 @@ def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Se
     unit = _largest(weights.influence, model.influence, model.gaps, returns)
     a = part_of_weights(weights, returns / unit, groups, unit, failed)
     m = part_of_model(model, weights, a, groups, unit)
+    a = dataclasses.replace(a, guess=weights.report.get("c", 0.0) * m.guess)
     s = _share(a, m, groups, failed, bool(np.isfinite(weights.value)))
     steady = model.influence - model.value
     drawn = setting.drawn(steady + model.direct)
@@ -126,6 +137,7 @@ def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Se
             replicates = replicates + s * (drawn - replicates)
     hidden = model.hidden_error(groups) / unit
     bias = (1.0 - s) ** 2 * a.bias + s**2 * (m.bias + hidden**2)
+    bias += ((1.0 - s) * a.guess + s * m.guess) ** 2
     parts = ((1.0 - s, a), (s, m))
     variances = [share**2 * part.variance if share else 0.0 for share, part in parts]
     return dataclasses.replace(
@@ -134,7 +146,7 @@ def rest_on(weights: Computed, model: Marginal, returns: FloatArray, setting: Se
         influence=influence,
         replicates=replicates,
         report={**weights.report, "s": s, "unknown": model.support.unknown},
-        reasons=model.reasons if s >= 0.5 else (),
+        reasons=model.reasons if s >= 0.5 else model.guesses,
         share=s,
         model=(model.direct, steady),
         bias=unit * float(np.sqrt(bias)),
@@ -204,7 +216,7 @@ def part_of_model(
     else:
         seen = max(squared_bias(gap, apart) - a.bias, *(squared_bias(*row) for row in rows), 0.0)
     error, guess = model.error(groups) / unit, model.support.guess / unit
-    return Part(influence, error**2, seen + guess**2, float(influence.size))
+    return Part(influence, error**2, seen, float(influence.size), guess)
 
 
 def squared_bias(deviation: float, error: float) -> float:
@@ -242,8 +254,8 @@ def spread_of_returns(weights: Weights, returns: FloatArray, groups: IntArray) -
 def least_error(a: Part, m: Part, covariance: float) -> float:
     """Return the share of the second estimate that gives a blend the least mean square error."""
     covariance = min(covariance, a.variance, m.variance)  # the errors may be larger, cautious ones
-    gain = a.variance + a.bias - covariance
-    apart = gain + m.variance + m.bias - covariance
+    gain = a.variance + a.bias - covariance + a.guess * (a.guess - m.guess)
+    apart = a.variance + a.bias + m.variance + m.bias - 2.0 * covariance + (m.guess - a.guess) ** 2
     return float(np.clip(gain / apart, 0.0, 1.0)) if apart > 0.0 else 1.0
 
 
@@ -264,8 +276,24 @@ def _largest(*arrays: FloatArray) -> float:
 # A, of N and W ---------------------------------------------------------------------------------
 
 
-def blend_of_weights(column: Column, setting: Setting) -> Steps[tuple[Computed, Computed]]:
-    """Compute A, the blend of NFIS and FWDR, and NFIS."""
+class WeightParts(NamedTuple):
+    """The parts of A.
+
+    Args:
+        plain: N.
+        calm: N with clipped weights.
+        robust: W.
+        clipped: Share of the weights that were clipped.
+    """
+
+    plain: Computed
+    calm: Computed
+    robust: Computed
+    clipped: float
+
+
+def parts_of_weights(column: Column, setting: Setting) -> Steps[WeightParts]:
+    """Compute NFIS and FWDR."""
     (totals,) = yield (StepSums(column, setting.gamma),)
     plain: Computed
     nfis = normalise(column, totals, None, setting)
@@ -278,21 +306,32 @@ def blend_of_weights(column: Column, setting: Setting) -> Steps[tuple[Computed, 
     else:
         clipped_sums = _clipped(calmer, setting)
         plain, robust, (calm, clipped) = yield from together(nfis, fwdr, clipped_sums)
-    c = slope(calm.influence, robust.influence, setting.groups)
-    report = {"c": c, "truncated": clipped}
+    return WeightParts(plain, calm, robust, clipped)
+
+
+def blend(parts: WeightParts, guess: float, groups: IntArray) -> Computed:
+    """Return A, the blend of NFIS and FWDR.
+
+    Args:
+        parts: N and W.
+        guess: Bias of W, what the actions may be worth that no episode shows.
+        groups: (n,) groups of like trajectories.
+    """
+    plain, robust = parts.plain, parts.robust
+    c = slope(parts.calm.influence, robust.influence, guess, groups)
+    report = {"c": c, "truncated": parts.clipped}
     if c == 0.0:
-        return dataclasses.replace(plain, report=report), plain
+        return dataclasses.replace(plain, report=report)
     replicates = None
     if plain.replicates is not None and robust.replicates is not None:
         replicates = (1.0 - c) * plain.replicates + c * robust.replicates
-    blended = dataclasses.replace(
+    return dataclasses.replace(
         plain,
         value=(1.0 - c) * plain.value + c * robust.value,
         influence=(1.0 - c) * plain.influence + c * robust.influence,
         replicates=replicates,
         report=report,
     )
-    return blended, plain
 
 
 def _clipped(column: Column, setting: Setting) -> Steps[tuple[Computed, float]]:
@@ -315,8 +354,15 @@ def clip_of(columns: Columns, n: int) -> Clip | None:
         return Clip(np.asarray(columns.peak + np.log(sums) - 0.5 * np.log(n)))
 
 
-def slope(plain: FloatArray, corrected: FloatArray, groups: IntArray) -> float:
-    """Return the c in [0, 1] for which (1 - c) plain + c corrected varies least within groups."""
+def slope(plain: FloatArray, corrected: FloatArray, bias: float, groups: IntArray) -> float:
+    """Return the c in [0, 1] for which (1 - c) plain + c corrected has the least square error.
+
+    Args:
+        plain: (n,) influence values.
+        corrected: (n,) those of an estimate with a bias.
+        bias: Its size.
+        groups: (n,) groups inside which they vary.
+    """
     groups = join_single(groups)  # else groups of one would not count
     base = centre(plain, groups)
     with np.errstate(invalid="ignore"):  # of values that are not finite
@@ -325,4 +371,5 @@ def slope(plain: FloatArray, corrected: FloatArray, groups: IntArray) -> float:
     if not np.isfinite(largest) or largest == 0.0:
         return 0.0
     base, change = base / largest, change / largest  # their squares could leave the floats
-    return float(np.clip(base @ change / float(change @ change), 0.0, 1.0))
+    penalty = (plain.size * bias / largest) ** 2
+    return float(np.clip(base @ change / (float(change @ change) + penalty), 0.0, 1.0))

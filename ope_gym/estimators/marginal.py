@@ -37,6 +37,7 @@ from ope_gym.inference.errors import cautious_error
 from ope_gym.verdict import Reason
 
 MEMORIES = (0, 1, 2, 4, 8)  # of the rows that auto compares
+REFUTED = 0.0027  # p, of three standard errors, from which a model alone is known to be wrong
 UNKNOWN = 0.05  # share of the target's visits beyond which what the model guesses is said aloud
 
 
@@ -187,14 +188,17 @@ class Marginal:
         return bool(np.all(np.isfinite(self.influence)))
 
     @property
+    def guesses(self) -> tuple[Reason, ...]:
+        """A caution where no episode shows what the target does, which every estimate guesses."""
+        share = self.support.unknown
+        return (Reason("actions_unknown", share=share),) if share > UNKNOWN else ()
+
+    @property
     def reasons(self) -> tuple[Reason, ...]:
         """Grounds of an estimate from the model, and what speaks against it."""
-        share, reasons = self.support.unknown, self.markov.reasons
-        if np.isnan(share):
-            return (*reasons, Reason("data_unknown"))
-        if not share > UNKNOWN:
-            return reasons
-        return (Reason("actions_unknown", share=share), *reasons)
+        if np.isnan(self.support.unknown):
+            return (*self.markov.reasons, Reason("data_unknown"))
+        return (*self.guesses, *self.markov.reasons)
 
     def hidden_error(self, groups: IntArray) -> float:
         """Return what pooled residuals add to the standard error of the influence values."""
@@ -261,4 +265,7 @@ def _computed(
     if model is None:
         return computed
     bias = float(np.hypot(model.hidden_error(setting.groups), model.support.guess))
-    return dataclasses.replace(computed, bias=bias, reasons=model.reasons, share=1.0)
+    reasons = model.reasons
+    if model.markov.chance < REFUTED:
+        reasons = (Reason("model_refuted", p=model.markov.chance), *model.guesses)
+    return dataclasses.replace(computed, bias=bias, reasons=reasons, share=1.0)
