@@ -77,7 +77,7 @@ class FreeEstimate:
 
     @property
     def claim(self) -> float:
-        """The same where it can be claimed: NaN if red, or if a single episode tells as much."""
+        """`fresh_episodes` where it may be claimed: NaN if red, or if one episode tells as much."""
         mute = self.steady or self.verdict.colour == "red"
         return float("nan") if mute else self.fresh_episodes
 

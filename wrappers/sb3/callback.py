@@ -56,7 +56,7 @@ class OPECallback(EventCallback):
         n_eval_episodes: Fresh episodes at each evaluation, on `eval_env`.
         eval_freq: Timesteps between evaluations, at least; they happen at the ends of rollouts, and
             at the end of the training. By default 10,000, or a fiftieth of the training if that is
-            more, or as many as keep the callback within 3 % of its CPU time, as measured.
+            more, or as many as keep the callback at about 3 % of its CPU time, as measured.
         log_path: Folder for `evaluations.npz`, in the layout of EvalCallback.
         best_model_save_path: Folder for `best_model.zip`, and for the statistics of a VecNormalize.
         deterministic: Whether to value the policy that always takes the most probable action, or

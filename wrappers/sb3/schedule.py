@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["Schedule"]
 
-_SHARE = 0.02  # of the CPU time for evaluations: recording steps takes up to another hundredth
+_SHARE = 0.02  # of the CPU time for evaluations: recording steps takes about another hundredth
 _OFTEN, _POINTS = 10_000, 50  # timesteps between evaluations, and how many of these are enough
 
 
