@@ -99,7 +99,6 @@ class SmallRun:
         self.env = FreeRecorder(envs, self._free, held_out=plan.held_out, path=episodes)
         self._evaluated: tuple[int, Evaluation] | None = None  # with the iterations until then
         self._step_by_step: FreeEstimate | None = None  # the value of the same policy
-        self._settled: list[FreeEstimate] = []  # values of earlier policies, known better by then
         self._writer: Any = None
 
     @property
@@ -126,8 +125,6 @@ class SmallRun:
                 self._writer.add_return(mean_return, self.iterations - 1)
                 if len(self.data()):
                     self._writer.add_evaluation(self.evaluate(), self.iterations)
-                    for value in (self._step_by_step, *self._settled):
-                        self._writer.add_free(value)
                 bar.set_postfix(mean_return=f"{mean_return:.4g}")
                 bar.update()
                 if stop():  # not before there is something to evaluate
@@ -164,7 +161,7 @@ class SmallRun:
         self._evaluated = self.iterations, evaluation
         self._step_by_step = self._free.evaluate(self.iterations)  # of the policy that is followed
         # provisional values that were wrong make the next ones less sure
-        self._settled = self._free.settle()
+        self._free.settle()
         return evaluation
 
     def fresh_returns(self, episodes: int) -> FloatArray:

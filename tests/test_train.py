@@ -82,16 +82,6 @@ def test_without_held_out_episodes_the_result_is_called_optimistic(
     assert "from truth" not in text
 
 
-def test_values_from_single_steps_have_the_tags_of_the_callback(finished: Path) -> None:
-    (run,) = finished.glob("runs/*")
-    events = EventAccumulator(str(run))
-    events.Reload()
-    for end in ("value", "low", "high"):
-        written = [scalar.step for scalar in events.Scalars(f"ope/provisional/{end}")]
-        assert written
-        assert set(written) <= {1, 2, 3}
-
-
 def test_file_holds_all_episodes_and_the_target(finished: Path) -> None:
     (recorded,) = finished.glob("runs/*/episodes.ope")
     data = ope_gym.Trajectories.load(recorded)

@@ -23,7 +23,6 @@ from ope_gym.report.documents import (
     evaluation_document,
     ranking_document,
 )
-from ope_gym.report.free_values import free_scalars
 from ope_gym.report.scalars import band, scalars, undefined_ends
 from ope_gym.results import Evaluation
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from ope_gym.analysis.overlap import Overlap
     from ope_gym.analysis.ranking_table import Ranking
-    from ope_gym.online import FreeEstimate
 
 # the mean return by `add_return`, by Stable-Baselines3, and by its EvalCallback
 _RETURNS = ["rollout/(return|ep_rew_mean)$", "eval/mean_reward$"]
@@ -95,13 +93,6 @@ class EvaluationWriter(events.Closing):
             self._add_fresh(known, evaluation, step)
         document = evaluation_document(evaluation, truth=known)
         self._add_details(document, step)
-
-    def add_free(self, estimate: FreeEstimate | None) -> None:
-        """Write a value from single steps, as `ope/provisional/...` or `ope/settled/...`."""
-        if estimate is not None:
-            numbers = free_scalars(estimate)
-            ends = {tag: x for tag, x in numbers.items() if tag not in _ANSWERS}
-            self._scalars(ends, estimate.timesteps)
 
     def add_return(self, mean_return: float, step: int) -> None:
         """Write the mean return of the rollouts of this step, as `rollout/return`."""
