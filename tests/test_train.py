@@ -22,7 +22,6 @@ from unittest import mock
 import gymnasium as gym
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ope_gym
 import train
