@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from agents import Agent, deep, make_agent
 from agents.small import Plan, SmallRun
@@ -118,7 +119,8 @@ class Args:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for values that cannot be meant."""
+        """Complete the environment's id; raise for values that cannot be meant."""
+        object.__setattr__(self, "env", with_version(self.env))
         Options(gamma=self.gamma, level=self.level, seed=self.seed)
         estimator_names(self.estimators)
         least = {"policies": 1, "rollouts": 1, "iterations": 1, "vector_envs": 1, "timesteps": 1}
@@ -138,6 +140,13 @@ def parse(words: list[str] | None = None) -> Args:
         return command.call(values)  # type: ignore[no-any-return]
     except ValueError as error:
         raise ValueError(as_options(str(error), values)) from error
+
+
+def with_version(name: str) -> str:
+    """Return an environment's id with its latest version if it has none, as `gym.make` does."""
+    namespace, plain, version = parse_env_id(name)
+    latest = find_highest_version(namespace, plain)
+    return name if version is not None or latest is None else f"{name}-v{latest}"
 
 
 def time_limit(name: str) -> dict[str, Any]:

@@ -81,6 +81,11 @@ def test_without_held_out_episodes_the_result_is_called_optimistic(
     assert "from truth" not in text
 
 
+@pytest.mark.parametrize("name", ["CartPole", "CartPole-v1", "NoSuch"])
+def test_an_id_without_a_version_is_the_latest(name: str) -> None:
+    assert train.with_version(name) == ("CartPole-v1" if "Cart" in name else "NoSuch")
+
+
 def test_file_holds_all_episodes_and_the_target(finished: Path) -> None:
     (recorded,) = finished.glob("runs/*/episodes.ope")
     data = ope_gym.Trajectories.load(recorded)
