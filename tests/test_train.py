@@ -114,6 +114,7 @@ def test_verdicts_have_their_colour_on_a_terminal(
     assert command(words) == 0
     plain = capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")  # a narrower terminal breaks lines elsewhere
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert command(words) == 0
     shown = capsys.readouterr().out
