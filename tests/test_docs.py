@@ -168,6 +168,7 @@ def test_commands_exist() -> None:
             else:
                 known = (
                     ["python", "-m", "venv"],
+                    ["python", "-m", "studies"],
                     ["python", "-m", "rl_zoo3.train"],
                     ["tensorboard", "--logdir", "runs"],
                 )
